@@ -1,0 +1,30 @@
+# The front door. Everything below builds what it needs.
+PYTHON ?= python3
+BIN := .venv/bin
+SOURCES := agent tests hack/*.py
+
+.PHONY: venv test check bench format clean
+
+venv: .venv/.ready
+
+.venv/.ready: pyproject.toml agent/core/_bitmap.c
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+test: venv  ## the whole suite
+	$(BIN)/pytest
+
+check: venv  ## all that must hold before a change lands
+	hack/check
+
+bench: venv  ## speed and memory, printed
+	hack/bench
+	$(BIN)/pytest --benchmark-enable --benchmark-only --benchmark-columns=min,median,ops --benchmark-group-by=group tests/bench
+
+format: venv
+	$(BIN)/ruff format agent tests
+	$(BIN)/ruff check --fix agent tests
+
+clean:
+	rm -rf .venv build .cache .coverage* .hypothesis .pytest_cache .mypy_cache .ruff_cache *.egg-info agent/core/*.so

@@ -1,0 +1,1 @@
+"""What numalet thinks: pure functions and values, no I/O."""

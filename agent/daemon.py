@@ -1,0 +1,21 @@
+"""The story: observe. The only file that knows all edges."""
+
+from agent.core.discovery import build_machine
+from agent.core.topology import Machine
+from agent.edge.nvml import read_driver
+from agent.edge.sysfs import read_host
+from agent.errors import DiscoveryError
+
+
+def observe_machine(root: str, nvml: str | None) -> Machine:
+    """The machine below `root`; its GPU driver is asked through the library `nvml`.
+
+    Without a library the host's own driver is asked, if `root` is the host itself. Raises
+    DiscoveryError.
+    """
+    host = read_host(root)
+    driver = read_driver(nvml) if nvml or root == "/" else None
+    try:
+        return build_machine(host, driver)
+    except ValueError as error:
+        raise DiscoveryError(f"{root}: {error}") from error

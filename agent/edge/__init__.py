@@ -1,0 +1,1 @@
+"""What numalet touches: one file per neighbour; no edge imports another."""

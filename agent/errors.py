@@ -1,0 +1,21 @@
+"""Every error that numalet raises on purpose.
+
+AgentError
+├── ConfigError     an option or a file given by the user that cannot be meant
+└── DiscoveryError  the machine cannot be read, or what it says contradicts itself
+
+Each edge translates foreign exceptions in one place, with the cause chained. The text is
+one sentence for people that names the path or the peer. Core raises only ValueError.
+"""
+
+
+class AgentError(Exception):
+    """The root: what a caller may catch to go on with the rest."""
+
+
+class ConfigError(AgentError):
+    """An option or a file given by the user that cannot be meant."""
+
+
+class DiscoveryError(AgentError):
+    """The machine cannot be read, or what it says contradicts itself."""
