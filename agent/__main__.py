@@ -45,9 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     source = show.add_mutually_exclusive_group()
-    source.add_argument(
-        "--root", default="/", metavar="DIR", help="read the files of a machine below DIR (/)"
-    )
+    source.add_argument("--root", metavar="DIR", help="read the files of a machine below DIR (/)")
     source.add_argument(
         "--machine", metavar="FILE", help="show a machine saved with --json; - is standard input"
     )
@@ -68,7 +66,7 @@ def _show(options: argparse.Namespace) -> int:
     machine = (
         _load_machine(options.machine)
         if options.machine
-        else observe_machine(options.root, options.nvml)
+        else observe_machine(options.root or "/", options.nvml)
     )
     if options.svg:
         _write(options.svg, draw_svg(machine))

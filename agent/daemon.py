@@ -10,11 +10,11 @@ from agent.errors import DiscoveryError
 def observe_machine(root: str, nvml: str | None) -> Machine:
     """The machine below `root`; its GPU driver is asked through the library `nvml`.
 
-    Without a library the host's own driver is asked, if `root` is the host itself. Raises
-    DiscoveryError.
+    Without a library the host's own driver is asked, if `root` is the host itself and has GPUs.
+    Raises DiscoveryError.
     """
     host = read_host(root)
-    driver = read_driver(nvml) if nvml or root == "/" else None
+    driver = read_driver(nvml) if nvml or (root == "/" and host.gpus) else None
     try:
         return build_machine(host, driver)
     except ValueError as error:

@@ -239,14 +239,7 @@ def _read_cores(
     several = {s for s, count in Counter(socket for socket, _ in pairs).items() if count > 1}
     caches = _read_caches(tree, threads)
     node_of = {cpu: node.id for node in nodes for cpu in node.cpus}
-    for first, cpus in threads.items():
-        if len(on := {node_of.get(cpu) for cpu in cpus}) > 1:
-            raise tree.bad(f"{_CPU}/cpu{first}", f"core with CPUs {cpus} is on several nodes: {on}")
-    homeless = Bitmap(cpu for cpu in online if cpu not in node_of)
-    if homeless:
-        if len(possible_nodes) == len(nodes):
-            raise tree.bad(_NODE, f"CPUs {homeless} are online, but on no NUMA node")
-        tree.warnings.append(f"CPUs {homeless} are on no online NUMA node: never given to a pod")
+    _check_homes(tree, threads, node_of, offline_nodes=len(possible_nodes) > len(nodes))
     return tuple(
         Core(
             id=id_,
@@ -258,6 +251,23 @@ def _read_cores(
         )
         for id_, (first, cpus) in enumerate(threads.items())
     )
+
+
+def _check_homes(
+    tree: _Tree, threads: dict[int, Bitmap], node_of: dict[int, int], offline_nodes: bool
+) -> None:
+    """Every core is on one node; only where nodes are offline may it be on none."""
+    homeless = Bitmap(cpu for cpus in threads.values() for cpu in cpus if cpu not in node_of)
+    if homeless and not offline_nodes:
+        raise tree.bad(_NODE, f"CPUs {homeless} are online, but on no NUMA node")
+    if homeless:
+        tree.warnings.append(f"CPUs {homeless} are on no online NUMA node: never given to a pod")
+    for first, cpus in threads.items():
+        on = {node_of.get(cpu) for cpu in cpus}
+        if len(on) > 1:
+            among = ", ".join(sorted("none" if node is None else str(node) for node in on))
+            why = f"its core has CPUs {cpus} on several nodes: {among}"
+            raise tree.bad(f"{_CPU}/cpu{first}", why)
 
 
 def _read_siblings(tree: _Tree, online: Bitmap) -> dict[int, Bitmap]:

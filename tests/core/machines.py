@@ -12,7 +12,9 @@ from agent.core.topology import (
     NodeKind,
     NodeSource,
     NumaNode,
+    parse_link,
 )
+from tests.fakes import node
 
 
 @st.composite
@@ -84,3 +86,66 @@ def _links(draw: st.DrawFn, gpus: int) -> tuple[tuple[Link | None, ...], ...]:
         for j in range(i):
             matrix[i][j] = matrix[j][i] = draw(some)
     return tuple(map(tuple, matrix))
+
+
+def described(name: str) -> Machine:
+    """The machine of tests/machines/<name>.toml as its files and its driver together show it."""
+    facts = node.load(name)
+    link = {cell: parse_link(cell) for row in facts.links for cell in row if cell != "X"}
+    cores = sorted((c, n) for n in facts.nodes for c in n.cores)
+    caches = _caches([n.socket for _, n in cores], facts.cores_per_l3)
+    return Machine(
+        name=name,
+        nodes=tuple(
+            NumaNode(
+                id=n.id,
+                kind=_kind(n),
+                cpus=Bitmap(n.cpus),
+                memory_bytes=n.memory_gib << 30,
+                distances=n.distances,
+            )
+            for n in facts.nodes
+        ),
+        cores=tuple(
+            Core(
+                id=i,
+                socket=n.socket or 0,
+                node=n.id,
+                l3=caches[i],
+                cpus=Bitmap(c),
+            )
+            for i, (c, n) in enumerate(cores)
+        ),
+        gpus=tuple(
+            Gpu(
+                index=i,
+                minor=i,
+                uuid=g.uuid,
+                bdf=g.bdf,
+                model=g.model,
+                memory_bytes=g.memory_gib << 30,
+                node=g.node,
+                node_source=NodeSource.SYSFS,
+            )
+            for i, g in enumerate(facts.gpus)
+        ),
+        links=tuple(tuple(link.get(cell) for cell in row) for row in facts.links),
+    )
+
+
+def _caches(sockets: list[int | None], cores_per_l3: int | None) -> list[int]:
+    """The cache of each core: `cores_per_l3` cores of a socket share one, or the whole socket."""
+    seen = dict.fromkeys(sockets, 0)
+    number: dict[tuple[int | None, int], int] = {}
+    caches = []
+    for socket in sockets:
+        place = (socket, seen[socket] // cores_per_l3 if cores_per_l3 else 0)
+        seen[socket] += 1
+        caches.append(number.setdefault(place, len(number)))
+    return caches
+
+
+def _kind(n: node.NodeFact) -> NodeKind:
+    if n.cores:
+        return NodeKind.CPU
+    return NodeKind.MEMORY_ONLY if n.memory_gib else NodeKind.DEVICE_ONLY

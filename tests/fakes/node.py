@@ -2,7 +2,7 @@
 
 A description (tests/machines/*.toml) says in a page what a server is: nodes with their CPUs, GPUs
 with their place on the PCI bus, the links between them. `lay_out` makes it a sysfs tree;
-`gpus_of` and `nvlinks_of` are what its GPU driver would say.
+`driver_state` is what its GPU driver says.
 """
 
 import tomllib
@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.fakes import nvml
 
 MACHINES = Path(__file__).parent.parent / "machines"
 
@@ -212,3 +214,26 @@ def _pci_files(machine: Description) -> Iterator[tuple[str, str]]:
         yield f"{folder}/device", gpu.device
         yield f"{folder}/class", "0x030200"
         yield f"{folder}/numa_node", str(gpu.sysfs_node)
+
+
+# --- the GPU driver -------------------------------------------------------------------------------
+
+
+def driver_state(machine: Description, *lines: str) -> str:
+    """What the machine's GPU driver answers, for the fake of its library, and `lines` more."""
+    cpus_of = {node.id: kernel_list(node.cpus) for node in machine.nodes}
+    gpus = [
+        nvml.FakeGpu(
+            bdf=gpu.bdf,
+            uuid=gpu.uuid,
+            minor=index,
+            memory=gpu.memory_gib << 30,
+            memory_nodes=str(gpu.node),
+            cpus=cpus_of[gpu.node],
+            mig=0,
+            name=gpu.model,
+        )
+        for index, gpu in enumerate(machine.gpus)
+    ]
+    links = nvml.links(machine.links, [gpu.bdf for gpu in machine.gpus], machine.nvswitch)
+    return nvml.format_state(gpus, [*links, *lines])
