@@ -15,11 +15,6 @@ from tests.fakes import node, nvml
 Observe = Callable[..., Machine]
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(nvml.build(tmp_path_factory.mktemp("library")))
-
-
 @pytest.fixture
 def observe(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Observe:
     """observe(name, *lines): the described machine, with `lines` more said by the fake driver."""

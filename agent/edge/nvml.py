@@ -158,7 +158,7 @@ class _Talk:
             self.warnings.append(text)
 
 
-def read_driver(library: str | None = None, timeout_s: float = 10.0) -> DriverReading:
+def read_driver(library: str | None = None, timeout_s: float = 30.0) -> DriverReading:
     """All GPUs that the driver lists. The driver's trouble is told in the reading, never raised.
 
     `library` is the path of the driver's library, None for the one that the loader finds. Returns

@@ -59,11 +59,6 @@ LOST = "the GPU fell off the bus or was lost; it needs a reset or the machine a 
 Ask = Callable[..., DriverReading]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(fake.build(tmp_path_factory.mktemp("nvml")))
-
-
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "nvml.txt"
@@ -418,6 +413,7 @@ def values(thing: object) -> Iterator[object]:
 def test_nothing_foreign_leaks(ask: Ask, call: str) -> None:
     for code in (*range(1, 31), 999):
         reading = ask(fake.fail(call, code), gpus=TWO)
+        assert "did not answer" not in str(reading)
         assert {type(value) for value in values(reading)} <= {
             type(None), str, int, Bitmap, LinkKind,
         }  # fmt: skip
@@ -441,8 +437,8 @@ def test_a_file_that_is_no_library(tmp_path: Path) -> None:
     assert problem.startswith(f"the GPU driver's library cannot be loaded: {path}: ")
 
 
-def test_a_library_that_pynvml_would_not_take(tmp_path: Path) -> None:
-    path = fake.build(tmp_path, soname="libnvidia-ml.so.2")
+def test_a_library_that_pynvml_would_not_take(library: str) -> None:
+    path = fake.build(Path(library).parent, soname="libnvidia-ml.so.2")
     assert read_driver(str(path)).problem == (
         f"{path} is another library: its soname is not libnvidia-ml.so.1 (dlopen)"
     )

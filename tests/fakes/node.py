@@ -5,6 +5,7 @@ with their place on the PCI bus, the links between them. `lay_out` makes it a sy
 `driver_state` is what its GPU driver says.
 """
 
+import os
 import tomllib
 import uuid
 from collections.abc import Iterator
@@ -144,8 +145,9 @@ def lay_out(machine: Description, root: Path) -> Path:
     """Writes the machine's files below `root` as the kernel shows them; returns `root`."""
     files = dict(_cpu_files(machine)) | dict(_node_files(machine)) | dict(_pci_files(machine))
     files["etc/hostname"] = machine.name
+    for folder in sorted({os.path.dirname(path) for path in files}):
+        (root / folder).mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text + "\n")
     for gpu in machine.gpus:
         link = root / "sys/bus/pci/devices" / gpu.bdf
