@@ -7,7 +7,7 @@ SOURCES := agent tests hack/*.py
 
 venv: .venv/.ready
 
-.venv/.ready: pyproject.toml agent/core/_bitmap.c
+.venv/.ready: pyproject.toml agent/core/_bitmap.c agent/core/_search.c agent/core/_bits.h
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@

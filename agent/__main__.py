@@ -1,16 +1,20 @@
-"""The command `numalet`: arguments in, exit code out (0 done, 2 bad input)."""
+"""The command `numalet`: arguments in, exit code out (0 done, 2 bad input, 3 refused)."""
 
 import argparse
 import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+from agent.core.bitmap import Bitmap
 from agent.core.picture import draw_text
+from agent.core.plan import draw_plan, make_plan, owners, plan_to_json
 from agent.core.schema import parse_machine, to_json
 from agent.core.svg import draw_svg
 from agent.core.topology import Machine
 from agent.daemon import observe_machine
+from agent.edge.manifest import read_pods
 from agent.errors import AgentError, ConfigError
 
 _LARGEST_FILE = 16 << 20
@@ -44,49 +48,107 @@ def _parser() -> argparse.ArgumentParser:
         description="Shows a node: NUMA nodes, cores, caches, GPUs and the links between them.",
         allow_abbrev=False,
     )
-    source = show.add_mutually_exclusive_group()
-    source.add_argument("--root", metavar="DIR", help="read the files of a machine below DIR (/)")
-    source.add_argument(
-        "--machine", metavar="FILE", help="show a machine saved with --json; - is standard input"
+    _add_machine(show)
+    show.add_argument("--json", action="store_true", help="print the machine as JSON")
+    show.add_argument("--svg", metavar="FILE", help="also draw the machine into FILE")
+    show.set_defaults(command=_show)
+    plan = commands.add_parser(
+        "plan",
+        help="where pods would go on a node, and what would be refused",
+        description="Places pods one after the other on the empty node and shows what becomes of "
+        "them. Exit code: 0 all admitted, 3 some refused, 2 bad input.",
+        allow_abbrev=False,
     )
-    show.add_argument(
+    _add_machine(plan)
+    plan.add_argument(
+        *("-f", "--filename"),
+        metavar="FILE",
+        nargs="+",
+        action="extend",
+        required=True,
+        help="Kubernetes YAML or JSON: pods and workloads; - is standard input",
+    )
+    plan.add_argument(
+        "--reserved-cpus", metavar="LIST", default="", help="CPUs no pod is pinned to, like 0-1,64"
+    )
+    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    plan.add_argument(
+        "--svg", metavar="FILE", help="also draw the node, coloured by pod, into FILE"
+    )
+    plan.set_defaults(command=_plan)
+    return parser
+
+
+def _add_machine(command: argparse.ArgumentParser) -> None:
+    source = command.add_mutually_exclusive_group()
+    source.add_argument("--root", metavar="DIR", help="the machine whose files are below DIR (/)")
+    source.add_argument(
+        "--machine", metavar="FILE", help="a machine saved by show --json; - is standard input"
+    )
+    command.add_argument(
         "--nvml",
         metavar="LIBRARY",
         help="ask the GPU driver through this libnvidia-ml.so.1 (the host's own, if DIR is /)",
     )
-    show.add_argument("--json", action="store_true", help="print the machine as JSON")
-    show.add_argument("--svg", metavar="FILE", help="also draw the machine into FILE")
-    show.set_defaults(command=_show)
-    return parser
+
+
+def _read_machine(options: argparse.Namespace) -> Machine:
+    if not options.machine:
+        return observe_machine(options.root or "/", options.nvml)
+    if options.nvml:
+        raise ConfigError("--nvml asks a driver, --machine reads a file: give one of them")
+    try:
+        return parse_machine(_read(options.machine))
+    except ValueError as error:
+        raise ConfigError(f"{options.machine}: {error}") from error
 
 
 def _show(options: argparse.Namespace) -> int:
-    if options.machine and options.nvml:
-        raise ConfigError("--nvml asks a driver, --machine reads a file: give one of them")
-    machine = (
-        _load_machine(options.machine)
-        if options.machine
-        else observe_machine(options.root or "/", options.nvml)
-    )
+    machine = _read_machine(options)
     if options.svg:
         _write(options.svg, draw_svg(machine))
     if options.json:
-        print(json.dumps(to_json(machine), indent=1, ensure_ascii=False))
+        _print_json(to_json(machine))
     else:
         sys.stdout.write(draw_text(machine, colour=_wants_colour()))
     return 0
 
 
+def _plan(options: argparse.Namespace) -> int:
+    if options.machine == "-" and "-" in options.filename:
+        raise ConfigError("the machine and the pods cannot both come from standard input")
+    machine = _read_machine(options)
+    reserved = _parse_reserved(options.reserved_cpus, machine)
+    pods, problems = read_pods(options.filename)
+    for problem in problems:
+        print(f"numalet: {problem}", file=sys.stderr)
+    plan = make_plan(machine, reserved, pods)
+    if options.svg:
+        _write(options.svg, draw_svg(machine, owners(plan)))
+    if options.json:
+        _print_json(plan_to_json(plan))
+    else:
+        sys.stdout.write(draw_plan(plan))
+    return 2 if problems else 3 if any(pod.reason for pod in plan.pods) else 0
+
+
+def _parse_reserved(text: str, machine: Machine) -> Bitmap:
+    try:
+        reserved = Bitmap.parse_list(text)
+    except ValueError as error:
+        raise ConfigError(f"--reserved-cpus: {error}") from error
+    if strange := reserved - machine.cpus:
+        raise ConfigError(f"--reserved-cpus: the machine has no online CPUs {strange}")
+    return reserved
+
+
+def _print_json(data: dict[str, Any]) -> None:
+    print(json.dumps(data, indent=1, ensure_ascii=False))
+
+
 def _wants_colour() -> bool:
     """Source: https://no-color.org."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def _load_machine(path: str) -> Machine:
-    try:
-        return parse_machine(_read(path))
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def _read(path: str) -> str:

@@ -165,3 +165,106 @@ def test_help_names_the_command(capsys: Capture) -> None:
         main(["--help"])
     assert caught.value.code == 0
     assert "what this node is" in capsys.readouterr().out
+
+
+PODS = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: tgi, namespace: test}
+spec:
+  replicas: 2
+  template:
+    metadata:
+      annotations:
+        cpuset-scheduler: required
+        scheduling.alibabacloud.com/numa-topology-spec: '{"numaTopologyPolicy": "SingleNUMANode",}'
+    spec:
+      containers:
+      - name: tgi
+        resources:
+          limits: {cpu: 24, aliyun.com/gpu: 4}
+"""
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Path:
+    path = tmp_path / "pods.yaml"
+    path.write_text(PODS)
+    return path
+
+
+def test_plan_places_the_replicas_one_after_the_other(
+    a800: str, pods: Path, capsys: Capture
+) -> None:
+    assert main(["plan", "--root", a800, "-f", str(pods), "--json"]) == 0
+    placements = json.loads(capsys.readouterr().out)["placements"]
+    assert [(p["pod"], p["nodes"], p["gpus"]) for p in placements] == [
+        ("test/tgi-0", [0], [0, 1, 2, 3]),
+        ("test/tgi-1", [1], [4, 5, 6, 7]),
+    ]
+
+
+def test_plan_ends_with_3_when_a_pod_is_refused(a800: str, pods: Path, capsys: Capture) -> None:
+    pods.write_text(PODS.replace("replicas: 2", "replicas: 3"))
+    assert main(["plan", "--root", a800, "-f", str(pods)]) == 3
+    captured = capsys.readouterr()
+    assert "test/tgi-2   SingleNUMANode   refused: SingleNUMANode: node 0 (single)" in captured.out
+    assert captured.err == ""
+
+
+def test_plan_ends_with_2_when_a_document_is_bad_but_plans_the_others(
+    a800: str, pods: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("kind: Service\nmetadata: {name: web}\n")
+    assert main(["plan", "--root", a800, "-f", str(other), str(pods)]) == 2
+    captured = capsys.readouterr()
+    assert "test/tgi-1" in captured.out
+    assert captured.err.startswith(f"numalet: {other}")
+    assert captured.err.count("\n") == 1
+
+
+def test_plan_reserves_what_it_is_told_and_draws(
+    saved: Path, pods: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    svg = tmp_path / "plan.svg"
+    arguments = ["--machine", str(saved), "-f", str(pods), "--svg", str(svg)]
+    assert main(["plan", *arguments, "--reserved-cpus", "0,48"]) == 0
+    assert "1-12,49-60" in capsys.readouterr().out
+    assert "test/tgi-0" in svg.read_text()
+
+
+BAD_PLANS = {
+    "reserved CPUs that are no list": (
+        ["--reserved-cpus", "x"],
+        '--reserved-cpus: "x" is no list of ids',
+    ),
+    "reserved CPUs that the machine has not": (
+        ["--reserved-cpus", "0,500"],
+        "--reserved-cpus: the machine has no online CPUs 500",
+    ),
+    "everything from standard input": (
+        ["--machine", "-", "-f", "-"],
+        "the machine and the pods cannot both come from standard input",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), BAD_PLANS.values(), ids=BAD_PLANS)
+def test_plan_refuses(
+    arguments: list[str], sentence: str, saved: Path, pods: Path, capsys: Capture
+) -> None:
+    source = [] if "--machine" in arguments else ["--machine", str(saved)]
+    assert main(["plan", *source, "-f", str(pods), *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"numalet: {sentence}")
+
+
+def test_the_pictures_of_the_readme_are_what_plan_draws(tmp_path: Path, capsys: Capture) -> None:
+    examples = Path(__file__).parent.parent / "docs" / "examples"
+    for svg in sorted(examples.glob("*.svg")):
+        fresh = tmp_path / svg.name
+        pods = svg.with_suffix(".yaml")
+        machine = str(examples / "a800x8.json")
+        assert main(["plan", "--machine", machine, "-f", str(pods), "--svg", str(fresh)]) == 0
+        assert fresh.read_text() == svg.read_text(), "run hack/pictures"
+    capsys.readouterr()

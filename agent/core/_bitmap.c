@@ -6,150 +6,34 @@
    Structure. A Bitmap is a Python object with 16 words of 64 bits inline: one allocation of
    144 bytes, no pointer to follow. Id i is bit i % 64 of word i / 64.
 
-   The file has four layers, each of which uses only those above it:
+   There are four layers, each of which uses only those above it:
 
-     Bits      sets as plain C values; no Python, nothing can fail. Searches belong here.
+     Bits      in _bits.h: sets as plain C values; no Python, nothing can fail
      numbers   Python's ints to ids and bits, and back
      texts     the kernel's list and mask texts to Bits, and back
      Bitmap    the type: unwraps its arguments, calls one of the above, wraps the result
 
+   The module's functions, which search, are in _search.c.
+
    Invariants. The words never change once a Bitmap is handed out, so nothing needs a lock. The
    type cannot be inherited from, so two Bitmaps have the same Py_TYPE, and a method finds the type
-   as Py_TYPE(self): the module keeps no state, and interpreters share nothing but constants.
+   as Py_TYPE(self); the module's functions find it in the module's state. Interpreters share
+   nothing but constants.
 
    Cost. Algebra, relations, len and hash run over 16 words whatever the set: tens of nanoseconds,
    most of them spent on the object. Reading a text takes time linear in its length, whatever it
    holds. Iteration makes the ints of all members at once. */
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-#include <string.h>
+#include "_bits.h"
 
-#define MAX_ID 1023
-#define WORDS 16
 #define TOO_LARGE "is over 1023, the largest that numalet handles"
-
-/* ---- Bits ------------------------------------------------------------------------------------ */
-
-typedef struct {
-    uint64_t word[WORDS];
-} Bits;
-
-static const Bits no_bits;
-
-static void bits_add(Bits *bits, int id)
-{
-    bits->word[id / 64] |= UINT64_C(1) << (id % 64);
-}
-
-static void bits_add_range(Bits *bits, int first, int last)
-{
-    for (int i = first / 64; i <= last / 64; i++) {
-        int low = i == first / 64 ? first % 64 : 0;
-        int high = i == last / 64 ? last % 64 : 63;
-        bits->word[i] |= (UINT64_MAX >> (63 - (high - low))) << low;
-    }
-}
-
-static int bits_have(const Bits *bits, int id)
-{
-    return (int)(bits->word[id / 64] >> (id % 64) & 1);
-}
-
-static int bits_count(const Bits *bits)
-{
-    int count = 0;
-    for (int i = 0; i < WORDS; i++)
-        count += __builtin_popcountll(bits->word[i]);
-    return count;
-}
-
-static int bits_equal(const Bits *a, const Bits *b)
-{
-    return memcmp(a, b, sizeof(Bits)) == 0;
-}
-
-static int bits_within(const Bits *a, const Bits *b)
-{
-    uint64_t outside = 0;
-    for (int i = 0; i < WORDS; i++)
-        outside |= a->word[i] & ~b->word[i];
-    return outside == 0;
-}
-
-static int bits_disjoint(const Bits *a, const Bits *b)
-{
-    uint64_t common = 0;
-    for (int i = 0; i < WORDS; i++)
-        common |= a->word[i] & b->word[i];
-    return common == 0;
-}
-
-/* The next id from `from` on whose bit is not as in `flip`; MAX_ID + 1 if there is none. */
-static int bits_find(const Bits *bits, int from, uint64_t flip)
-{
-    for (int i = from / 64; i < WORDS; i++) {
-        uint64_t word = bits->word[i] ^ flip;
-        if (i == from / 64)
-            word &= UINT64_MAX << (from % 64);
-        if (word != 0)
-            return i * 64 + __builtin_ctzll(word);
-    }
-    return MAX_ID + 1;
-}
-
-static int bits_next(const Bits *bits, int from)
-{
-    return bits_find(bits, from, 0);
-}
-
-static int bits_next_gap(const Bits *bits, int from)
-{
-    return bits_find(bits, from, UINT64_MAX);
-}
-
-static uint64_t word_lowest(uint64_t word, int count)
-{
-    uint64_t rest = word;
-    while (count-- > 0)
-        rest &= rest - 1;
-    return word ^ rest;
-}
-
-static Bits bits_lowest(const Bits *bits, int count)
-{
-    Bits lowest = no_bits;
-    for (int i = 0; i < WORDS && count > 0; i++) {
-        int here = __builtin_popcountll(bits->word[i]);
-        lowest.word[i] = here <= count ? bits->word[i] : word_lowest(bits->word[i], count);
-        count -= here;
-    }
-    return lowest;
-}
-
-/* What hash() says of the same bits as an int: the int modulo 2**61 - 1. In it 2**64 is 8, and
-   eight times a number is the number rotated by three of 61 bits. */
-static uint64_t bits_hash(const Bits *bits)
-{
-    const uint64_t prime = (UINT64_C(1) << 61) - 1;
-    uint64_t hash = 0;
-    for (int i = WORDS - 1; i >= 0; i--) {
-        hash = (hash << 3 & prime) | hash >> 58;
-        hash += (bits->word[i] & prime) + (bits->word[i] >> 61);
-        while (hash >= prime)
-            hash -= prime;
-    }
-    return hash;
-}
 
 /* ---- numbers --------------------------------------------------------------------------------- */
 
 #define BYTES (WORDS * 8)
 #define SHOWN_BITS 128
 
-/* Raises TypeError: `format` takes the name of the object's type. */
-static void raise_type(const char *format, PyObject *object)
+void raise_type(const char *format, PyObject *object)
 {
     PyObject *name = PyType_GetName(Py_TYPE(object));
     if (name != NULL)
@@ -176,7 +60,7 @@ static Py_ssize_t number_length(PyObject *number)
 }
 
 /* Decimal while it is short: int itself refuses to print more than 4,300 digits. */
-static PyObject *show_number(PyObject *number)
+PyObject *show_number(PyObject *number)
 {
     Py_ssize_t length = number_length(number);
     if (length < 0)
@@ -558,19 +442,9 @@ static PyObject *format_mask(const Bits *bits)
 
 /* ---- Bitmap ---------------------------------------------------------------------------------- */
 
-typedef struct {
-    PyObject_HEAD
-    Bits bits;
-} Bitmap;
-
 _Static_assert(sizeof(Py_hash_t) == 8, "hash(int) is defined otherwise where words have 32 bits");
 
-static const Bits *bits_of(PyObject *self)
-{
-    return &((Bitmap *)self)->bits;
-}
-
-static PyObject *bitmap_make(PyTypeObject *type, const Bits *bits)
+PyObject *bitmap_make(PyTypeObject *type, const Bits *bits)
 {
     Bitmap *made = PyObject_New(Bitmap, type);
     if (made != NULL)
@@ -661,29 +535,29 @@ static PyObject *bitmap_first(PyObject *self, PyObject *Py_UNUSED(none))
     return NULL;
 }
 
-static void raise_count(PyObject *number, int length)
+int read_count(PyObject *number, int length)
 {
+    long count = PyLong_AsLongAndOverflow(number, &(int){0}); /* -1 if too large */
+    if (count >= 0 && count <= length)
+        return (int)count;
     PyObject *shown = show_number(number);
     if (shown != NULL)
         PyErr_Format(PyExc_ValueError, "%U ids cannot be taken from a set of %d", shown, length);
     Py_XDECREF(shown);
+    return -1;
 }
 
 static PyObject *bitmap_lowest(PyObject *self, PyObject *object)
 {
-    PyObject *number = PyNumber_Index(object), *made = NULL;
+    PyObject *number = PyNumber_Index(object);
     if (number == NULL)
         return NULL;
-    long count = PyLong_AsLongAndOverflow(number, &(int){0}); /* -1 if too large */
-    int length = bits_count(bits_of(self));
-    if (count < 0 || count > length) {
-        raise_count(number, length);
-    } else {
-        Bits lowest = bits_lowest(bits_of(self), (int)count);
-        made = bitmap_make(Py_TYPE(self), &lowest);
-    }
+    int count = read_count(number, bits_count(bits_of(self)));
     Py_DECREF(number);
-    return made;
+    if (count < 0)
+        return NULL;
+    Bits lowest = bits_lowest(bits_of(self), count);
+    return bitmap_make(Py_TYPE(self), &lowest);
 }
 
 static PyObject *bitmap_isdisjoint(PyObject *self, PyObject *other)
@@ -841,19 +715,46 @@ static PyType_Spec bitmap_spec = {
     .slots = bitmap_slots,
 };
 
-static int add_type(PyObject *module)
+typedef struct {
+    PyTypeObject *bitmap;
+} State;
+
+static State *state_of(PyObject *module)
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, &bitmap_spec, NULL);
-    int failed = type == NULL ? -1 : PyModule_AddType(module, (PyTypeObject *)type);
-    Py_XDECREF(type);
-    return failed;
+    return PyModule_GetState(module);
+}
+
+PyTypeObject *bitmap_type(PyObject *module)
+{
+    return state_of(module)->bitmap;
 }
 
 static int module_exec(PyObject *module)
 {
-    if (add_type(module) < 0)
+    PyObject *type = PyType_FromModuleAndSpec(module, &bitmap_spec, NULL);
+    state_of(module)->bitmap = (PyTypeObject *)type;
+    if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0)
         return -1;
-    return PyModule_AddIntConstant(module, "MAX_ID", MAX_ID);
+    if (PyModule_AddIntConstant(module, "MAX_ID", MAX_ID) < 0)
+        return -1;
+    return search_add_constants(module);
+}
+
+static int module_traverse(PyObject *module, visitproc visit, void *arg)
+{
+    Py_VISIT(state_of(module)->bitmap);
+    return 0;
+}
+
+static int module_clear(PyObject *module)
+{
+    Py_CLEAR(state_of(module)->bitmap);
+    return 0;
+}
+
+static void module_free(void *module)
+{
+    module_clear(module);
 }
 
 static PyModuleDef_Slot module_slots[] = {
@@ -864,9 +765,13 @@ static PyModuleDef_Slot module_slots[] = {
 static PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "agent.core._bitmap",
-    .m_doc = "Bitmap in C; its Python twin _bitmap_py defines it.",
-    .m_size = 0,
+    .m_doc = "Bitmap and searches in C; the Python twins _bitmap_py and _search_py define them.",
+    .m_size = sizeof(State),
+    .m_methods = search_methods,
     .m_slots = module_slots,
+    .m_traverse = module_traverse,
+    .m_clear = module_clear,
+    .m_free = module_free,
 };
 
 PyMODINIT_FUNC PyInit__bitmap(void)

@@ -4,12 +4,12 @@ Optional keys appear only where they say something: `die` on a core of a socket 
 `hugepages` (page bytes → pages) on a node that has some, `fault` on a GPU that cannot be given out.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from agent.core.bitmap import Bitmap
+from agent.core.strict_json import parse_json, shown, typed
 from agent.core.topology import (
     Core,
     Gpu,
@@ -21,6 +21,8 @@ from agent.core.topology import (
 )
 
 MACHINE_SCHEMA = "numalet/machine/v1"
+MAX_MACHINE_LENGTH = 16 << 20
+"""Characters of JSON; the widest real machine takes 0.1 million."""
 
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=StrEnum)
@@ -81,25 +83,15 @@ def _gpu_to_json(gpu: Gpu) -> dict[str, Any]:
 
 def parse_machine(text: str) -> Machine:
     """The Machine in a JSON text. Raises ValueError with one sentence that says where and what."""
-    try:
-        data = json.loads(
-            text, object_pairs_hook=_object, parse_int=_whole, parse_constant=_refuse_constant
-        )
-    except RecursionError:
-        raise ValueError("the JSON is nested too deeply") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-        ) from None
-    return from_json(data)
+    return from_json(parse_json(text, MAX_MACHINE_LENGTH))
 
 
 def from_json(data: object) -> Machine:
     """The Machine of a parsed JSON value. Raises ValueError as parse_machine does."""
-    top = _typed(data, dict, "the machine")
+    top = typed(data, dict, "the machine")
     schema = top.get("schema")
     if schema != MACHINE_SCHEMA:
-        raise ValueError(f'schema is {_shown(schema)}, not "{MACHINE_SCHEMA}"')
+        raise ValueError(f'schema is {shown(schema)}, not "{MACHINE_SCHEMA}"')
     fields = _fields(top, "", _MACHINE)
     del fields["schema"]
     ids = [node["id"] for node in fields["nodes"]]
@@ -120,32 +112,24 @@ def _distances(node: dict[str, Any], ids: list[int]) -> tuple[int, ...]:
 
 def _fields(value: object, where: str, keys: Mapping[str, "_Decode"]) -> dict[str, Any]:
     """The decoded values of a JSON object that has exactly `keys`; those in _OPTIONAL may lack."""
-    data = _typed(value, dict, where)
+    data = typed(value, dict, where)
     if unknown := data.keys() - keys.keys():
-        raise ValueError(f"{where or 'the machine'} has the unknown key {_shown(min(unknown))}")
+        raise ValueError(f"{where or 'the machine'} has the unknown key {shown(min(unknown))}")
     if lacking := keys.keys() - data.keys() - _OPTIONAL:
         raise ValueError(f'{where or "the machine"} lacks the key "{min(lacking)}"')
     prefix = f"{where}." if where else ""
     return {key: keys[key](item, prefix + key) for key, item in data.items()}
 
 
-def _typed(value: object, wanted: type[_T], where: str) -> _T:
-    if type(value) is not wanted:
-        raise ValueError(f"{where} is {_shown(value)}, not {_NAMES[wanted]}")
-    return value
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
 def _text(value: object, where: str) -> str:
-    return _typed(value, str, where)
+    return typed(value, str, where)
 
 
 def _number(value: object, where: str) -> int:
-    return _typed(value, int, where)
+    number = typed(value, int, where)
+    if abs(number) >= 2**63:
+        raise ValueError(f"{where} is {shown(number)}, out of range")
+    return number
 
 
 def _parsed(parse: Callable[[str], _T]) -> Callable[[object, str], _T]:
@@ -166,7 +150,7 @@ def _or_null(decode: Callable[[object, str], _T]) -> Callable[[object, str], _T 
 
 def _list(decode: Callable[[object, str], _T]) -> Callable[[object, str], tuple[_T, ...]]:
     return lambda value, where: tuple(
-        decode(item, f"{where}[{i}]") for i, item in enumerate(_typed(value, list, where))
+        decode(item, f"{where}[{i}]") for i, item in enumerate(typed(value, list, where))
     )
 
 
@@ -175,7 +159,7 @@ def _counts(value: object, where: str) -> tuple[tuple[int, int], ...]:
     return tuple(
         sorted(
             (key_of(key, where), _number(count, f"{where}.{key}"))
-            for key, count in _typed(value, dict, where).items()
+            for key, count in typed(value, dict, where).items()
         )
     )
 
@@ -184,41 +168,22 @@ def _made(make: Callable[..., _T], keys: Mapping[str, _Decode]) -> Callable[[obj
     return lambda value, where: make(**_fields(value, where, keys))
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data = dict(pairs)
-    if len(data) < len(pairs):
-        names = [key for key, _ in pairs]
-        twice = next(key for key in names if names.count(key) > 1)
-        raise ValueError(f"the key {_shown(twice)} stands twice in one object")
-    return data
-
-
 def _whole(text: str) -> int:
     """An integer in its shortest spelling, of a size that something can be counted in."""
     if len(text) > 19 or not text.removeprefix("-").isdecimal() or str(int(text)) != text:
-        raise ValueError(f"{_shown(text)} is not a whole number")
+        raise ValueError(f"{shown(text)} is not a whole number")
     return int(text)
 
 
 def _choice(kind: type[_E]) -> Callable[[str], _E]:
     def choose(text: str) -> _E:
         if text not in list(kind):
-            raise ValueError(f"{_shown(text)} is not one of {', '.join(kind)}")
+            raise ValueError(f"{shown(text)} is not one of {', '.join(kind)}")
         return kind(text)
 
     return choose
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-_NAMES: Mapping[type, str] = {
-    dict: "an object",
-    list: "a list",
-    str: "a text",
-    int: "a whole number",
-}
 _OPTIONAL = {"die", "hugepages", "fault"}
 _bitmap = _parsed(Bitmap.parse_list)
 _NODE: Mapping[str, _Decode] = {

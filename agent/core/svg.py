@@ -2,7 +2,8 @@
 
 Boxes stand in one row or, from four on, in two whose GPUs face each other; the band below the first
 row carries the NVLinks. Where every pair has the same number (NVSwitch) they are one bar, elsewhere
-curves as wide as their number. Below come nodes without CPUs, the link matrix and the warnings.
+curves as wide as their number. Below come nodes without CPUs, the link matrix and the warnings; or,
+where it is shown who holds what, the owners' colours in place of the matrix.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import combinations
 
+from agent.core.bitmap import Bitmap
 from agent.core.picture import LEGEND, count_of, format_bytes
 from agent.core.topology import Core, Gpu, Link, LinkKind, Machine
 
@@ -24,12 +26,34 @@ _LINK_FILL = {
     LinkKind.NODE: "#dbe2e8",
     LinkKind.SYS: "#f1f3f5",
 }
+_OWNERS = (
+    *("#e4572e", "#2e86ab", "#f2a541", "#7b4ea3", "#3caea3", "#c2477f", "#8c6d46", "#5c7cfa"),
+    *("#b5bd3a", "#6b7280"),
+)
+"""The colours of pods, in turn."""
 _MARGIN, _GAP, _PAD, _LINE_HEIGHT = 28, 24, 14, 20
 _CARD_WIDTH, _CARD_HEIGHT, _CARD_GAP, _CARDS_ACROSS = 96, 56, 8, 8
 _CELL, _CELL_GAP, _CACHE_GAP = 9, 2, 6
 _BAND_HEIGHT = 120
 _MATRIX_WIDTH, _MATRIX_HEIGHT = 42, 24
 _LEAST_WIDTH = 760
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A pod that holds GPUs (indices) and CPUs."""
+
+    name: str
+    gpus: Bitmap
+    cpus: Bitmap
+
+
+@dataclass(frozen=True, slots=True)
+class _Colours:
+    """Whose colour a GPU (by index) or a CPU has; those of nobody are missing."""
+
+    gpus: dict[int, str]
+    cpus: dict[int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +80,9 @@ class _Spot:
         return self.x + _CARD_WIDTH / 2, self.y + (_CARD_HEIGHT if self.side > 0 else 0)
 
 
-def draw_svg(machine: Machine) -> str:
-    """The picture as one SVG document."""
+def draw_svg(machine: Machine, owners: Sequence[Owner] = ()) -> str:
+    """The picture as one SVG document; what `owners` hold has their colours."""
+    colours = _colour(owners)
     boxes = _boxes(machine)
     across = len(boxes) if len(boxes) <= 3 else (len(boxes) + 1) // 2
     width = max(_box_width(box) for box in boxes)
@@ -71,15 +96,16 @@ def draw_svg(machine: Machine) -> str:
         row, column = divmod(place, across)
         x, y = _MARGIN + column * (width + _GAP), top + row * (height + band)
         side = -1 if row else 1
-        parts += _draw_box(box, x, y, width, height, side)
+        parts += _draw_box(box, x, y, width, height, side, colours)
         spots.update(_spots(box, x, y, width, height, side))
     parts += _draw_nvlinks(machine, spots, top + height + band // 2)
-    parts += [_draw_card(gpu, spots[gpu.index]) for gpu in machine.gpus]
+    parts += [_draw_card(gpu, spots[gpu.index], colours) for gpu in machine.gpus]
     bottom = top + height + (band + height if len(boxes) > across else band) + _GAP
-    rest, bottom = _draw_rest(machine, bottom)
+    legend, bottom = _draw_legend(owners, bottom)
+    rest, bottom = _draw_rest(machine, bottom, matrix=not owners)
     least = max(_LEAST_WIDTH, _MATRIX_WIDTH * (len(machine.gpus) + 2) + 2 * _MARGIN)
     total = max(least, 2 * _MARGIN + across * (width + _GAP) - _GAP)
-    return _document(total, bottom + _MARGIN, [*parts, *rest])
+    return _document(total, bottom + _MARGIN, [*parts, *legend, *rest])
 
 
 # --- SVG in a few words ---------------------------------------------------------------------------
@@ -116,6 +142,15 @@ def _short(text: str, length: int) -> str:
 
 
 # --- boxes ----------------------------------------------------------------------------------------
+
+
+def _colour(owners: Sequence[Owner]) -> _Colours:
+    gpus: dict[int, str] = {}
+    cpus: dict[int, str] = {}
+    for i, owner in enumerate(owners):
+        gpus |= dict.fromkeys(owner.gpus, _OWNERS[i % len(_OWNERS)])
+        cpus |= dict.fromkeys(owner.cpus, _OWNERS[i % len(_OWNERS)])
+    return _Colours(gpus, cpus)
 
 
 def _boxes(machine: Machine) -> list[_Box]:
@@ -165,7 +200,9 @@ def _cards_height(box: _Box) -> int:
     return -(-len(box.gpus) // _CARDS_ACROSS) * (_CARD_HEIGHT + _CARD_GAP)
 
 
-def _draw_box(box: _Box, x: float, y: float, width: int, height: int, side: int) -> Iterator[str]:
+def _draw_box(
+    box: _Box, x: float, y: float, width: int, height: int, side: int, colours: _Colours
+) -> Iterator[str]:
     """The frame, the head and the cores; cards are drawn last, over the links."""
     yield _rect(x, y, width, height, rx="8", fill=_BOX, stroke=_LINE, stroke_width="1.5")
     x += _PAD
@@ -175,10 +212,11 @@ def _draw_box(box: _Box, x: float, y: float, width: int, height: int, side: int)
     yield _text(x, y + 14 + _LINE_HEIGHT, _short(f"{cores} · {box.facts}", width // 8), fill=_FAINT)
     y += 2 * _LINE_HEIGHT
     for core, dx, dy in _core_places(box.cores, width):
-        fill = _CACHES[(core.l3 or 0) % 2]
+        free = _CACHES[(core.l3 or 0) % 2]
         for thread, cpu in enumerate(core.cpus):
             hint = f"CPU {cpu} · core {core.id} · L3 {core.l3}"
             top = y + dy + thread * (_CELL + 1)
+            fill = colours.cpus.get(cpu, free)
             yield _rect(x + dx, top, _CELL, _CELL, hint, fill=fill)
 
 
@@ -196,20 +234,22 @@ def _spots(
         yield gpu.index, _Spot(left, top, side)
 
 
-def _draw_card(gpu: Gpu, spot: _Spot) -> str:
+def _draw_card(gpu: Gpu, spot: _Spot, colours: _Colours) -> str:
     facts = [f"{gpu.bdf} {gpu.model}", gpu.uuid or "", gpu.fault or ""]
     memory = "" if gpu.memory_bytes is None else format_bytes(gpu.memory_bytes)
+    fill = colours.gpus.get(gpu.index, _FAULT if gpu.fault else _GPU)
+    ink, fact = ("#ffffff",) * 2 if gpu.index in colours.gpus else (_INK, _FAINT)
     return "".join(
         (
             _rect(
                 *(spot.x, spot.y, _CARD_WIDTH, _CARD_HEIGHT, " · ".join(filter(None, facts))),
                 rx="5",
-                fill=_FAULT if gpu.fault else _GPU,
+                fill=fill,
                 stroke=_NVLINK,
             ),
-            _text(spot.x + 8, spot.y + 18, f"GPU {gpu.index}", font_weight="bold"),
-            _text(spot.x + 8, spot.y + 33, gpu.bdf.removeprefix("0000:"), 11, fill=_FAINT),
-            _text(spot.x + 8, spot.y + 48, "faulty" if gpu.fault else memory, 11, fill=_FAINT),
+            _text(spot.x + 8, spot.y + 18, f"GPU {gpu.index}", font_weight="bold", fill=ink),
+            _text(spot.x + 8, spot.y + 33, gpu.bdf.removeprefix("0000:"), 11, fill=fact),
+            _text(spot.x + 8, spot.y + 48, "faulty" if gpu.fault else memory, 11, fill=fact),
         )
     )
 
@@ -271,7 +311,19 @@ def _draw_title(machine: Machine) -> Iterator[str]:
     yield _text(_MARGIN, _MARGIN + 18 + _LINE_HEIGHT, " · ".join(facts), fill=_FAINT)
 
 
-def _draw_rest(machine: Machine, y: int) -> tuple[list[str], int]:
+def _draw_legend(owners: Sequence[Owner], y: int) -> tuple[list[str], int]:
+    """Whose colour is whose, and where that ends."""
+    parts: list[str] = []
+    for i, owner in enumerate(owners):
+        parts.append(_rect(_MARGIN, y, 14, 14, fill=_OWNERS[i % len(_OWNERS)]))
+        holds = f"GPUs {owner.gpus}" if owner.gpus else "no GPUs"
+        holds += f" · CPUs {owner.cpus}" if owner.cpus else " · shared CPUs"
+        parts.append(_text(_MARGIN + 22, y + 12, _short(f"{owner.name}   {holds}", 110)))
+        y += _LINE_HEIGHT
+    return parts, y + (_GAP if owners else 0)
+
+
+def _draw_rest(machine: Machine, y: int, matrix: bool) -> tuple[list[str], int]:
     """What stands below the boxes, and where it ends."""
     parts: list[str] = []
     without = [node for node in machine.nodes if not node.cpus]
@@ -279,7 +331,7 @@ def _draw_rest(machine: Machine, y: int) -> tuple[list[str], int]:
         text = f"node {node.id} · {node.kind} · {format_bytes(node.memory_bytes)}"
         parts.append(_text(_MARGIN, y + 14, text))
         y += _LINE_HEIGHT
-    if len(machine.gpus) > 1:
+    if matrix and len(machine.gpus) > 1:
         y += _GAP if without else 0
         parts += _draw_matrix(machine, y)
         y += _MATRIX_HEIGHT * (len(machine.gpus) + 1) + _GAP

@@ -1,4 +1,4 @@
-"""Memory of the C Bitmap, watched in a process of its own: nothing leaks, and running out of memory
+"""Memory of the C core, watched in a process of its own: nothing leaks, and running out of memory
 at any allocation is a MemoryError, never a crash or a wrong answer.
 
 Run as a program it is that process, with "leaks" or "nomemory" as its argument.
@@ -16,13 +16,19 @@ from agent.core import _bitmap
 
 ROOT = Path(__file__).parents[2]
 
-Bitmap = _bitmap.Bitmap
+Bitmap, choose_subset, choose_cpus = _bitmap.Bitmap, _bitmap.choose_subset, _bitmap.choose_cpus
 EMPTY = Bitmap()
 SMALL = Bitmap([1, 2, 3, 700])
 LARGE = Bitmap(range(300, 1000))
 LONG = ",".join(map(str, range(1024)))  # over 512 bytes: the system's allocator, not Python's
 WIDE = "0000000f," * 32 + "000000ff"
 HUGE = 10**40
+
+FEW = Bitmap(range(6))
+MANY = Bitmap(range(22))
+SCORES = tuple(tuple(0 if a == b else 10 * (a + b) for b in range(22)) for a in range(22))
+PAIRS = tuple(Bitmap([i, i + 3]) for i in range(3))
+CACHES = (Bitmap([0, 3]), Bitmap([1, 2, 4, 5]))
 
 # Functions written in C with their arguments: each call reaches the type without a Python frame.
 CALLS: dict[str, tuple[Callable[..., object], *tuple[object, ...]]] = {
@@ -90,6 +96,33 @@ CALLS: dict[str, tuple[Callable[..., object], *tuple[object, ...]]] = {
     "iteration given up": (operator.indexOf, LARGE, 310),
     "reduce": (LARGE.__reduce__,),
     "assignment": (setattr, SMALL, "first", 1),
+    "choose_subset": (choose_subset, SCORES, FEW, EMPTY, 3),
+    "choose_subset(beyond the bound)": (choose_subset, SCORES, MANY, EMPTY, 11),
+    "choose_subset(two arguments)": (choose_subset, SCORES, FEW),
+    "choose_subset(no Bitmap)": (choose_subset, SCORES, FEW, {1}, 3),
+    "choose_subset(no tuple)": (choose_subset, [], FEW, EMPTY, 3),
+    "choose_subset(no tuples)": (choose_subset, ([0],), FEW, EMPTY, 3),
+    "choose_subset(no integers)": (choose_subset, (("x",),), FEW, EMPTY, 3),
+    "choose_subset(no square)": (choose_subset, ((0, 1),), FEW, EMPTY, 3),
+    "choose_subset(huge score)": (choose_subset, ((HUGE,),), FEW, EMPTY, 3),
+    "choose_subset(no mirror)": (choose_subset, ((0, 1), (2, 0)), FEW, EMPTY, 3),
+    "choose_subset(no row)": (choose_subset, SCORES, LARGE, EMPTY, 3),
+    "choose_subset(not among)": (choose_subset, SCORES, FEW, MANY, 3),
+    "choose_subset(huge count)": (choose_subset, SCORES, FEW, EMPTY, HUGE),
+    "choose_subset(too few)": (choose_subset, SCORES, FEW, FEW, 3),
+    "choose_subset(no count)": (choose_subset, SCORES, FEW, EMPTY, "x"),
+    "choose_cpus": (choose_cpus, FEW, PAIRS, CACHES, 4),
+    "choose_cpus(a pair is broken)": (choose_cpus, FEW, PAIRS, CACHES, 3),
+    "choose_cpus(two arguments)": (choose_cpus, FEW, PAIRS),
+    "choose_cpus(no Bitmap)": (choose_cpus, {1}, PAIRS, CACHES, 3),
+    "choose_cpus(no tuple)": (choose_cpus, FEW, list(PAIRS), CACHES, 3),
+    "choose_cpus(no Bitmaps)": (choose_cpus, FEW, PAIRS, ({1},), 3),
+    "choose_cpus(overlap)": (choose_cpus, FEW, (*PAIRS, FEW), CACHES, 3),
+    "choose_cpus(empty core)": (choose_cpus, FEW, (*PAIRS, EMPTY), CACHES, 3),
+    "choose_cpus(two caches)": (choose_cpus, FEW, PAIRS, (Bitmap([0]), Bitmap([3])), 3),
+    "choose_cpus(no core)": (choose_cpus, MANY, PAIRS, CACHES, 3),
+    "choose_cpus(huge count)": (choose_cpus, FEW, PAIRS, CACHES, HUGE),
+    "choose_cpus(no count)": (choose_cpus, FEW, PAIRS, CACHES, "x"),
 }
 
 
@@ -108,6 +141,9 @@ CALLS_BACK_INTO_PYTHON = {
     "from_int(broken)": (Bitmap.from_int, Broken()),
     "lowest(broken)": (SMALL.lowest, Broken()),
     "in(broken)": (operator.contains, SMALL, Broken()),
+    "choose_subset(broken score)": (choose_subset, ((Broken(),),), FEW, EMPTY, 1),
+    "choose_subset(broken count)": (choose_subset, SCORES, FEW, EMPTY, Broken()),
+    "choose_cpus(broken count)": (choose_cpus, FEW, PAIRS, CACHES, Broken()),
 }
 
 
@@ -123,7 +159,10 @@ def outcome(function: Callable[..., object], *args: object) -> object:
 ROUNDS = 2000
 SPARE = 100  # what the interpreter's own caches may take or give back meanwhile
 SPARE_BYTES = 1024 * 1024
-WATCHED = (Bitmap, EMPTY, SMALL, LARGE, LONG, WIDE, HUGE, NotImplemented, None, True, False)
+WATCHED = (
+    *(Bitmap, EMPTY, SMALL, LARGE, LONG, WIDE, HUGE, NotImplemented, None, True, False),
+    *(FEW, MANY, SCORES, *PAIRS, *CACHES),
+)
 
 
 def counts() -> list[int]:

@@ -112,11 +112,23 @@ def changed(*path: Any, to: Any) -> str:
 BAD = {
     "no JSON at all": ("nodes: 2", "not JSON: Expecting value at line 1, column 1"),
     "half of it": (DOCUMENTED[:200], "not JSON: "),
-    "a list": ("[]", "the machine is [], not an object"),
+    "a list": ("[]", "the machine is a list, not an object"),
     "a mebibyte of brackets": ("[" * (1 << 20), "the JSON is nested too deeply"),
     "a number too large to read": (
         changed("nodes", 0, "id", to=0).replace('"id": 0', '"id": ' + "9" * 5000, 1),
-        "999… is not a whole number",
+        "nodes[0].id is a huge number, out of range",
+    ),
+    "a number just too large": (
+        changed("gpus", 0, "memory_bytes", to=2**63),
+        "gpus[0].memory_bytes is 9223372036854775808, out of range",
+    ),
+    "a number just too small": (
+        changed("gpus", 0, "index", to=-(2**63)),
+        "gpus[0].index is -9223372036854775808, out of range",
+    ),
+    "more than a user's file may hold": (
+        " " * (16 << 20) + "{",
+        "it has 16,777,217 characters, more than 16,777,216",
     ),
     "NaN": (DOCUMENTED.replace("549755813888", "NaN"), "NaN is not a JSON number"),
     "a key twice": ('{"name": 1, "name": 2}', 'the key "name" stands twice in one object'),
@@ -132,7 +144,7 @@ BAD = {
         changed("nodes", 0, "dei", to=1),
         'nodes[0] has the unknown key "dei"',
     ),
-    "a long unknown key": (changed("x" * 90, to=1), 'has the unknown key "' + "x" * 56 + "…"),
+    "a long unknown key": (changed("x" * 90, to=1), 'has the unknown key "' + "x" * 40 + "…"),
     "a text for a number": (
         changed("nodes", 0, "memory_bytes", to="1"),
         'nodes[0].memory_bytes is "1", not a whole number',
@@ -140,8 +152,8 @@ BAD = {
     "a fraction": (changed("nodes", 0, "id", to=0.5), "nodes[0].id is 0.5, not a whole number"),
     "true for a number": (changed("nodes", 0, "id", to=True), "nodes[0].id is true, not a"),
     "null for a text": (changed("name", to=None), "name is null, not a text"),
-    "an object for a list": (changed("gpus", to={}), "gpus is {}, not a list"),
-    "a list for an object": (changed("nodes", 0, to=[]), "nodes[0] is [], not an object"),
+    "an object for a list": (changed("gpus", to={}), "gpus is an object, not a list"),
+    "a list for an object": (changed("nodes", 0, to=[]), "nodes[0] is a list, not an object"),
     "an unknown kind": (
         changed("nodes", 0, "kind", to="gpu"),
         'nodes[0].kind: "gpu" is not one of cpu, memory-only, device-only',

@@ -1,0 +1,284 @@
+"""What must change on a node, so that what is held is what the facts say.
+
+`settle` is the only way from one ledger to the next: it keeps what still holds, adopts what already
+runs pinned, drops what is gone and places what is new. It may be called again at any time; where
+nothing happened nothing changes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import groupby
+
+from agent.core.bitmap import Bitmap
+from agent.core.layout import Layout, lay_out
+from agent.core.ledger import Grant, Ledger
+from agent.core.placement import MemoryRule, Placement, Refusal, place
+from agent.core.request import Demand, Invalid
+from agent.core.shares import share_cpus
+from agent.core.topology import EMPTY, Machine, union
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """CPUs and memory nodes (empty if not bound) that a running container is pinned to."""
+
+    cpus: Bitmap
+    mems: Bitmap = EMPTY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFact:
+    """A pod that is on the node now.
+
+    `given` are the keys of the GPUs that kubelet gave its containers, by name. `pinned` are the
+    pins of an agent, this one or an earlier, found on its running containers.
+    """
+
+    demand: Demand | Invalid
+    given: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pinned: Mapping[str, Pin] = field(default_factory=dict)
+
+
+class ChangeKind(StrEnum):
+    """What becomes of a pod's grants."""
+
+    GRANT = "grant"
+    """The pod is new: its containers are to be pinned, if they are not yet."""
+    ADOPT = "adopt"
+    """The pod was pinned before this agent knew it."""
+    MOVE = "move"
+    """What the pod held can no longer be: its containers are to be pinned anew."""
+    RELEASE = "release"
+    """The pod is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """`grants` are those that hold from now on, none for a pod that is gone."""
+
+    kind: ChangeKind
+    uid: str
+    pod: str
+    grants: tuple[Grant, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A pod whose CPUs could not be pinned, or that is invalid."""
+
+    uid: str
+    pod: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settlement:
+    """The ledger from now on, what is new in it by uid, and who could not be served.
+
+    `notes` are (uid, sentence) about pods that were placed just now.
+    """
+
+    ledger: Ledger
+    changes: tuple[Change, ...]
+    refused: tuple[Refused, ...]
+    notes: tuple[tuple[str, str], ...]
+
+
+def settle(
+    machine: Machine,
+    ledger: Ledger,
+    facts: Iterable[PodFact],
+    memory: MemoryRule = MemoryRule.AUTO,
+) -> Settlement:
+    """The next ledger. The order of `facts` does not matter; no two are of one pod.
+
+    Pods whose scheduler decided come before those that the node decides, each in the order of uids.
+    A pod that is refused keeps the GPUs that kubelet gave it, and is tried again each time.
+    """
+    of_pod = {fact.demand.uid: fact for fact in sorted(facts, key=lambda fact: fact.demand.uid)}
+    before = {uid: tuple(g) for uid, g in groupby(ledger.grants, key=lambda grant: grant.uid)}
+    layout = ledger.layout if machine is ledger.layout.machine else lay_out(machine)
+    doubts = {
+        uid: _doubt(layout, ledger.reserved, grants, of_pod[uid]) if uid in of_pod else "it is gone"
+        for uid, grants in before.items()
+    }
+    if layout is not ledger.layout or any(doubts.values()):
+        kept = tuple(grant for grant in ledger.grants if not doubts[grant.uid])
+        ledger = Ledger(layout=layout, reserved=ledger.reserved, grants=kept)
+    new = [fact for uid, fact in of_pod.items() if doubts.get(uid, "it is new")]
+    ledger, adopted = _adopt_all(ledger, new)
+    ledger, refused, notes = _place_all(
+        ledger, [fact for fact in new if fact.demand.uid not in adopted], memory
+    )
+    after = {uid: tuple(g) for uid, g in groupby(ledger.grants, key=lambda grant: grant.uid)}
+    changes = [
+        _change(uid, before.get(uid, ()), after.get(uid, ()), uid in adopted, doubts.get(uid))
+        for uid in sorted(before.keys() | after.keys())
+        if before.get(uid) != after.get(uid)
+    ]
+    return Settlement(ledger=ledger, changes=tuple(changes), refused=refused, notes=notes)
+
+
+def _change(
+    uid: str, old: tuple[Grant, ...], new: tuple[Grant, ...], adopted: bool, doubt: str | None
+) -> Change:
+    kind = ChangeKind.MOVE if old and new else ChangeKind.RELEASE if old else ChangeKind.GRANT
+    reason = doubt or "it is new"
+    if adopted and not old:
+        kind, reason = ChangeKind.ADOPT, "it was pinned already"
+    return Change(kind=kind, uid=uid, pod=(new or old)[0].pod, grants=new, reason=reason)
+
+
+def _doubt(
+    layout: Layout, reserved: Bitmap, grants: tuple[Grant, ...], fact: PodFact
+) -> str | None:
+    """Why what a pod holds cannot stay, None if it can."""
+    cpus = union(grant.cpus for grant in grants)
+    if lost := cpus - union(seat.cpus for seat in layout.seats):
+        return f"CPUs {lost} went offline"
+    if lost := cpus & reserved:
+        return f"CPUs {lost} are reserved now"
+    for grant in grants:
+        if set(fact.given.get(grant.container, grant.gpus)) != set(grant.gpus):
+            return f"kubelet gave container {grant.container} other GPUs"
+    if not cpus and isinstance(fact.demand, Demand) and fact.demand.pinned:
+        return "it is not pinned yet"
+    return None
+
+
+# --- adopting -------------------------------------------------------------------------------------
+
+
+def _adopt_all(ledger: Ledger, facts: Sequence[PodFact]) -> tuple[Ledger, set[str]]:
+    """The ledger with the pods that already run pinned as they may be, and their uids."""
+    adopted = set()
+    for fact in facts:
+        if grants := _adopt(ledger, fact):
+            ledger = ledger.with_grants(grants)
+            adopted.add(fact.demand.uid)
+    return ledger, adopted
+
+
+def _adopt(ledger: Ledger, fact: PodFact) -> tuple[Grant, ...]:
+    """The grants of a pod that runs pinned; none if it does not, or not as it may.
+
+    Containers that do not run, before their start or after their end, get theirs beside the others.
+    """
+    demand = fact.demand
+    if isinstance(demand, Invalid) or not demand.pinned or not fact.pinned:
+        return ()
+    found = {name: pin.cpus for name, pin in fact.pinned.items()}
+    asked = {container.name: container.cpus for container in demand.containers}
+    taken = union(found.values())
+    if any(len(cpus) != asked.get(name) for name, cpus in found.items()):
+        return ()
+    if not taken <= ledger.free_cpus or _held_by_others(ledger, fact):
+        return ()
+    layout = ledger.layout
+    gpus = {name: layout.places(fact.given.get(name, ())) for name in asked}
+    seats = layout.seats_of(union(gpus.values()), taken)
+    cpus = share_cpus(layout, demand.containers, seats, ledger.free_cpus, gpus, found)
+    if cpus is None:
+        return ()
+    mems = union(pin.mems for pin in fact.pinned.values())
+    size = (demand.memory_bytes or 0) if mems else 0
+    return _grants(demand, demand.uid, fact.given, cpus, mems, size)
+
+
+# --- placing --------------------------------------------------------------------------------------
+
+
+def _place_all(
+    ledger: Ledger, facts: Sequence[PodFact], memory: MemoryRule
+) -> tuple[Ledger, tuple[Refused, ...], tuple[tuple[str, str], ...]]:
+    """Places pod after pod, and those that were refused again, until nothing helps any of them."""
+    waiting = sorted(facts, key=lambda fact: (not _is_decided(fact), fact.demand.uid))
+    for fact in waiting:
+        ledger = ledger.with_grants(_gpus_only(ledger, fact))
+    notes: list[tuple[str, str]] = []
+    while True:
+        refused = []
+        for fact in waiting:
+            ledger, said, reason = _place(ledger, fact, memory)
+            notes += [(fact.demand.uid, sentence) for sentence in said]
+            if reason:
+                refused.append((fact, reason))
+        if len(refused) in (0, len(waiting)):
+            break
+        waiting = [fact for fact, _ in refused]
+    reasons = (Refused(uid=f.demand.uid, pod=f.demand.pod, reason=why) for f, why in refused)
+    return ledger, tuple(sorted(reasons, key=lambda one: one.uid)), tuple(sorted(notes))
+
+
+def _is_decided(fact: PodFact) -> bool:
+    demand = fact.demand
+    return isinstance(demand, Demand) and bool(demand.decided_cpus or demand.decided_gpus)
+
+
+def _place(
+    ledger: Ledger, fact: PodFact, memory: MemoryRule
+) -> tuple[Ledger, tuple[str, ...], str | None]:
+    """(the ledger with the pod, notes, why it was refused)."""
+    demand = fact.demand
+    if isinstance(demand, Invalid):
+        return ledger, (), demand.reason
+    if others := _held_by_others(ledger, fact):
+        return ledger, (), f"kubelet gave it GPU {others}, which another pod holds"
+    alone = ledger.without([demand.uid])
+    given = {name: ledger.layout.places(keys) for name, keys in fact.given.items() if keys}
+    placement = place(alone, demand, given, memory)
+    if isinstance(placement, Refusal):
+        return ledger, (), placement.reason
+    grants = grants_of(ledger.layout, demand, placement, demand.uid)
+    return alone.with_grants(grants), placement.notes, None
+
+
+def grants_of(layout: Layout, demand: Demand, placement: Placement, uid: str) -> tuple[Grant, ...]:
+    """What a placed pod holds, under `uid`."""
+    gpus = {one.name: layout.keys(one.gpus) for one in placement.containers}
+    cpus = {one.name: one.cpus for one in placement.containers}
+    return _grants(demand, uid, gpus, cpus, placement.mems, placement.bound_bytes)
+
+
+def _grants(
+    demand: Demand,
+    uid: str,
+    gpus: Mapping[str, tuple[str, ...]],
+    cpus: Mapping[str, Bitmap],
+    mems: Bitmap,
+    bound_bytes: int,
+) -> tuple[Grant, ...]:
+    """A grant for each container that holds something."""
+    return tuple(
+        Grant(
+            uid=uid,
+            pod=demand.pod,
+            container=container.name,
+            gpus=gpus.get(container.name, ()),
+            cpus=cpus.get(container.name, EMPTY),
+            mems=mems,
+            bound_bytes=bound_bytes,
+        )
+        for container in demand.containers
+        if gpus.get(container.name) or cpus.get(container.name)
+    )
+
+
+def _gpus_only(ledger: Ledger, fact: PodFact) -> tuple[Grant, ...]:
+    """What a pod holds as long as nothing is decided: the GPUs that kubelet gave to it alone."""
+    taken = {key for grant in ledger.grants for key in grant.gpus}
+    own = {name: tuple(k for k in keys if k not in taken) for name, keys in fact.given.items()}
+    return tuple(
+        Grant(uid=fact.demand.uid, pod=fact.demand.pod, container=name, gpus=keys)
+        for name, keys in own.items()
+        if keys
+    )
+
+
+def _held_by_others(ledger: Ledger, fact: PodFact) -> str:
+    """The keys of the pod's GPUs that other pods hold, one after the other."""
+    wanted = {key for keys in fact.given.values() for key in keys}
+    others = {key for grant in ledger.grants if grant.uid != fact.demand.uid for key in grant.gpus}
+    return ", ".join(sorted(wanted & others))
