@@ -63,6 +63,11 @@ class Layout:
     def keys(self, gpus: Bitmap) -> tuple[str, ...]:
         return tuple(key(self.machine.gpus[place]) for place in gpus)
 
+    def in_order(self, keys: Iterable[str]) -> tuple[str, ...]:
+        """The keys in the order of the machine, those that it does not have last."""
+        beyond = len(self.machine.gpus)
+        return tuple(sorted(keys, key=lambda key: (self.place_of.get(key, beyond), key)))
+
     def places(self, keys: Iterable[str]) -> Bitmap:
         """The places of those GPUs that the machine has."""
         return Bitmap(self.place_of[key] for key in keys if key in self.place_of)

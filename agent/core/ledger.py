@@ -36,6 +36,8 @@ class Grant:
     pod's; empty for a container that is not pinned. Containers of a pod that run one after the
     other may hold the same. `mems` are the nodes that its memory is bound to, empty if it is not;
     `bound_bytes` is the memory limit of its whole pod, counted once a pod, 0 without a binding.
+    `placed` is False for GPUs that kubelet gave a pod which is refused; it does not change what is
+    held, so it does not count when grants are compared.
     """
 
     uid: str
@@ -45,6 +47,7 @@ class Grant:
     cpus: Bitmap = EMPTY
     mems: Bitmap = EMPTY
     bound_bytes: int = 0
+    placed: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,3 +123,22 @@ def _states(layout: Layout, placements: list[Seats]) -> tuple[NodeState, ...]:
         else NodeState.IDLE
         for seat in range(len(layout.seats))
     )
+
+
+def last_cores(ledger: Ledger, free: Bitmap) -> tuple[Bitmap, ...] | None:
+    """The last whole core of each seat that is in `free`; None where CPUs are reserved, so that the
+    shared pool needs no core."""
+    if ledger.reserved:
+        return None
+    return tuple(
+        next((core for core in reversed(seat.cores) if core <= free), EMPTY)
+        for seat in ledger.layout.seats
+    )
+
+
+def withheld(cores: tuple[Bitmap, ...] | None, seats: Seats, free: Bitmap) -> Bitmap:
+    """The CPUs of `seats` that may not be given away: the last whole core, if there is none on
+    other seats; all, if there is none at all. `cores` are those of last_cores."""
+    if cores is None or any(core for seat, core in enumerate(cores) if seat not in seats):
+        return EMPTY
+    return max((cores[seat] for seat in seats), key=tuple) or free

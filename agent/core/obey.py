@@ -11,8 +11,8 @@ from agent.core.bitmap import Bitmap
 from agent.core.decision import DecidedGpus, GpuKey
 from agent.core.layout import Layout
 from agent.core.ledger import Ledger
-from agent.core.request import Demand, Role
-from agent.core.shares import Held, share_cpus
+from agent.core.request import Demand
+from agent.core.shares import Held, clashes, share_cpus, share_gpus
 from agent.core.topology import EMPTY, union
 
 
@@ -31,6 +31,8 @@ class Decided:
 def obey(ledger: Ledger, demand: Demand, given: Mapping[str, Bitmap]) -> Decided:
     """What stands before the node's own rules come into play; `given` is kubelet's."""
     gpus, gpu_conflict = _obey_gpus(ledger, demand, union(given.values()))
+    if gpus and not given:
+        given = share_gpus(ledger.layout, demand.containers, gpus)
     cpus, cpu_conflict = _obey_cpus(ledger, demand, given)
     conflicts = tuple(sentence for sentence in (gpu_conflict, cpu_conflict) if sentence)
     return Decided(gpus=gpus, cpus=cpus, conflicts=conflicts)
@@ -76,6 +78,10 @@ def _obey_cpus(
     total = union(cpus for _, cpus in demand.decided_cpus)
     if taken := total - ledger.free_cpus:
         return None, f"the scheduler chose CPUs {total}, but {taken} are not free here"
+    left = ledger.free_cpus - total
+    cores = (core for seat in ledger.layout.seats for core in seat.cores)
+    if not ledger.reserved and not any(core <= left for core in cores):
+        return None, f"the scheduler chose CPUs {total}, but one core stays with everybody else"
     if demand.decided_cpus[0][0] == "":
         return _share_decided(ledger, demand, total, given)
     return _check_each(demand, dict(demand.decided_cpus))
@@ -96,7 +102,6 @@ def _share_decided(
 
 def _check_each(demand: Demand, chosen: Held) -> tuple[Held | None, str | None]:
     """A set for each container; those that run side by side may not share."""
-    seen = EMPTY
     for container in demand.containers:
         cpus = chosen.get(container.name, EMPTY)
         if demand.pinned and len(cpus) != container.cpus:
@@ -104,8 +109,6 @@ def _check_each(demand: Demand, chosen: Held) -> tuple[Held | None, str | None]:
                 f'the scheduler chose CPUs "{cpus}" for container {container.name}, '
                 f"which asks for {container.cpus}"
             )
-        if container.role is not Role.INIT:
-            if both := cpus & seen:
-                return None, f"the scheduler chose CPUs {both} for two containers"
-            seen |= cpus
+    if both := clashes(demand.containers, chosen):
+        return None, f"the scheduler chose CPUs {both} for two containers"
     return chosen, None

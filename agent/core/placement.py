@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from agent.core.bitmap import Bitmap, choose_subset
 from agent.core.layout import Layout, Seats
-from agent.core.ledger import Ledger, NodeState
+from agent.core.ledger import Ledger, NodeState, last_cores, withheld
 from agent.core.obey import obey
 from agent.core.picture import count_of, format_bytes
 from agent.core.request import Demand, Exclusive, Policy
@@ -28,9 +28,9 @@ from agent.core.topology import EMPTY, union
 
 _T = TypeVar("_T")
 
-MAX_SETS = 20_000
-"""Sets of one width up to which all are looked at: always with 16 nodes. Beyond that, each seat
-with its nearest ones."""
+MAX_SETS = 1_000
+"""Sets of one width up to which all are looked at: always with 12 nodes. Beyond that, each seat
+with its nearest ones, so that an answer never takes longer than a runtime waits."""
 
 
 class MemoryRule(StrEnum):
@@ -102,12 +102,14 @@ def place(
     cpus = decided.cpus or {}
     if ask.cpus:
         usable = ledger.free_cpus - ask.withheld(found.seats)
-        cpus = share_cpus(layout, demand.containers, found.seats, usable, gpus) or {}
+        shared = share_cpus(layout, demand.containers, found.seats, usable, gpus)
+        assert shared is not None
+        cpus = shared
     containers = tuple(
         ContainerPlacement(name=c.name, gpus=gpus.get(c.name, EMPTY), cpus=cpus.get(c.name, EMPTY))
         for c in demand.containers
     )
-    return _bind(ledger, demand, containers, memory, (*demand.notes, *decided.conflicts))
+    return _bind(ledger, demand, containers, memory, decided.conflicts)
 
 
 def _bind(
@@ -177,17 +179,22 @@ def _choose(ask: "_Ask") -> "_Found | Refusal":
     free_choice = ask.given is None and ask.policy is Policy.BEST_EFFORT
     if free_choice and seatless and len(ask.pool) >= ask.gpus:
         chosen, _ = choose_subset(ask.layout.scores, ask.pool, EMPTY, ask.gpus)
-        return _choose(replace(ask, given=chosen, base=ask.layout.seats_of(chosen)))
+        found = _choose(replace(ask, given=chosen, base=ask.layout.seats_of(chosen)))
+        if isinstance(found, _Found):
+            return found
     return _refuse(ask)
 
 
 def _steps(ask: "_Ask") -> Iterator[tuple[list[Seats], bool]]:
-    """(sets that fit, whether exclusivity is only a wish)."""
+    """(sets of one width that fit, whether exclusivity is only a wish).
+
+    The narrowest sets of BestEffort are those of one seat, where any holds what is asked.
+    """
+    if ask.policy is Policy.SINGLE_NUMA_NODE:
+        yield _sets(ask, 1), False
+        return
     soft = ask.policy is Policy.BEST_EFFORT
-    if ask.policy is not Policy.RESTRICTED:
-        yield _sets(ask, 1), soft
-    if ask.policy is not Policy.SINGLE_NUMA_NODE:
-        yield _narrowest(ask), soft
+    yield _narrowest(ask), soft
     if soft:
         yield _any(ask), soft
 
@@ -254,7 +261,6 @@ def _best(ask: "_Ask", sets: list[Seats], soft: bool, include: Bitmap = EMPTY) -
     if not sets:
         return None
     sets = _least(sets, ask.violates)
-    sets = _least(sets, len)
     sets = _least(sets, ask.distance)
     return min((_found(ask, seats, include) for seats in sets), key=lambda found: found.rest)
 
@@ -319,12 +325,7 @@ class _Ask:
 
     def withheld(self, seats: Seats) -> Bitmap:
         """The CPUs of these seats that stay free, so that the shared pool keeps a core."""
-        if self.last_cores is None:
-            return EMPTY
-        if any(core for seat, core in enumerate(self.last_cores) if seat not in seats):
-            return EMPTY
-        last = max((self.last_cores[seat] for seat in seats), key=tuple)
-        return last or self.ledger.free_cpus
+        return withheld(self.last_cores, seats, self.ledger.free_cpus)
 
     def violates(self, seats: Seats) -> bool:
         """Whether pods of one node and of several would meet, if that matters."""
@@ -360,15 +361,7 @@ def _ask(
         base=layout.seats_of(given or EMPTY) if base is None else base,
         free_gpus=tuple(len(seat.gpus & pool) for seat in layout.seats),
         free_cpus=tuple(len(seat.cpus & ledger.free_cpus) for seat in layout.seats),
-        last_cores=None if ledger.reserved or not cpus else _last_cores(ledger),
-    )
-
-
-def _last_cores(ledger: Ledger) -> tuple[Bitmap, ...]:
-    free = ledger.free_cpus
-    return tuple(
-        next((core for core in reversed(seat.cores) if core <= free), EMPTY)
-        for seat in ledger.layout.seats
+        last_cores=last_cores(ledger, ledger.free_cpus) if cpus else None,
     )
 
 
@@ -408,7 +401,7 @@ def _seats_text(ask: _Ask) -> str:
 def _obstacles(ask: _Ask) -> Iterator[str]:
     """What stood in the way beside the numbers."""
     seatless = len(ask.layout.seatless & (ask.pool if ask.given is None else ask.given))
-    if seatless and ask.gpus:
+    if seatless and ask.policy is not Policy.BEST_EFFORT:
         yield f"{count_of(seatless, 'GPU')} of unknown NUMA node cannot count"
     if any(ask.violates(seats) for sets, soft in _steps(ask) for seats in sets if not soft):
         yield "singleNUMANodeExclusive is Required"

@@ -156,7 +156,8 @@ def _rows(layout: Layout, pod: PlannedPod) -> list[tuple[str, ...]]:
     rows = [(pod.asked.pod, policy, str(placed.nodes) or "-", *_held(layout, together), mems)]
     if len(placed.containers) > 1:
         rows += [(f"  {one.name}", "", "", *_held(layout, one), "") for one in placed.containers]
-    return rows + [("", "", f"note: {note}") for note in placed.notes]
+    notes = (*pod.asked.notes, *placed.notes) if isinstance(pod.asked, Demand) else placed.notes
+    return rows + [("", "", f"note: {note}") for note in notes]
 
 
 def _held(layout: Layout, one: ContainerPlacement) -> tuple[str, str]:

@@ -12,10 +12,10 @@ from itertools import groupby
 
 from agent.core.bitmap import Bitmap
 from agent.core.layout import Layout, lay_out
-from agent.core.ledger import Grant, Ledger
+from agent.core.ledger import Grant, Ledger, last_cores, withheld
 from agent.core.placement import MemoryRule, Placement, Refusal, place
-from agent.core.request import Demand, Invalid
-from agent.core.shares import share_cpus
+from agent.core.request import Demand, Invalid, Policy
+from agent.core.shares import Held, clashes, nearest_first, share_cpus
 from agent.core.topology import EMPTY, Machine, union
 
 
@@ -77,7 +77,8 @@ class Refused:
 class Settlement:
     """The ledger from now on, what is new in it by uid, and who could not be served.
 
-    `notes` are (uid, sentence) about pods that were placed just now.
+    `notes` are (uid, sentence) about placements made just now, and about pods that hold nothing
+    though somebody decided so. What a Demand notes itself is told by whoever reads it.
     """
 
     ledger: Ledger
@@ -97,7 +98,11 @@ def settle(
     Pods whose scheduler decided come before those that the node decides, each in the order of uids.
     A pod that is refused keeps the GPUs that kubelet gave it, and is tried again each time.
     """
-    of_pod = {fact.demand.uid: fact for fact in sorted(facts, key=lambda fact: fact.demand.uid)}
+    of_pod = {
+        fact.demand.uid: fact
+        for fact in sorted(facts, key=lambda fact: fact.demand.uid)
+        if _concerns_us(fact)
+    }
     before = {uid: tuple(g) for uid, g in groupby(ledger.grants, key=lambda grant: grant.uid)}
     layout = ledger.layout if machine is ledger.layout.machine else lay_out(machine)
     doubts = {
@@ -107,11 +112,11 @@ def settle(
     if layout is not ledger.layout or any(doubts.values()):
         kept = tuple(grant for grant in ledger.grants if not doubts[grant.uid])
         ledger = Ledger(layout=layout, reserved=ledger.reserved, grants=kept)
-    new = [fact for uid, fact in of_pod.items() if doubts.get(uid, "it is new")]
-    ledger, adopted = _adopt_all(ledger, new)
-    ledger, refused, notes = _place_all(
-        ledger, [fact for fact in new if fact.demand.uid not in adopted], memory
-    )
+    new = [fact for uid, fact in of_pod.items() if doubts.get(uid, _NEW)]
+    adoptable = [fact for fact in new if doubts.get(fact.demand.uid, _NEW) in (_NEW, _UNPINNED)]
+    ledger, adopted = _adopt_all(ledger, adoptable)
+    waiting = [fact for fact in new if fact.demand.uid not in adopted]
+    ledger, refused, notes = _place_all(ledger, waiting, memory)
     after = {uid: tuple(g) for uid, g in groupby(ledger.grants, key=lambda grant: grant.uid)}
     changes = [
         _change(uid, before.get(uid, ()), after.get(uid, ()), uid in adopted, doubts.get(uid))
@@ -121,12 +126,24 @@ def settle(
     return Settlement(ledger=ledger, changes=tuple(changes), refused=refused, notes=notes)
 
 
+_NEW = "it is new"
+_UNPINNED = "it is not pinned yet"
+
+
+def _concerns_us(fact: PodFact) -> bool:
+    """Whether the pod holds anything, or asks to: most pods of a node do not."""
+    demand = fact.demand
+    if isinstance(demand, Invalid) or any(fact.given.values()) or demand.pinned:
+        return True
+    return bool(demand.gpus or demand.decided_cpus)
+
+
 def _change(
     uid: str, old: tuple[Grant, ...], new: tuple[Grant, ...], adopted: bool, doubt: str | None
 ) -> Change:
     kind = ChangeKind.MOVE if old and new else ChangeKind.RELEASE if old else ChangeKind.GRANT
-    reason = doubt or "it is new"
-    if adopted and not old:
+    reason = doubt or _NEW
+    if adopted:
         kind, reason = ChangeKind.ADOPT, "it was pinned already"
     return Change(kind=kind, uid=uid, pod=(new or old)[0].pod, grants=new, reason=reason)
 
@@ -134,57 +151,109 @@ def _change(
 def _doubt(
     layout: Layout, reserved: Bitmap, grants: tuple[Grant, ...], fact: PodFact
 ) -> str | None:
-    """Why what a pod holds cannot stay, None if it can."""
+    """Why what a pod holds must be looked at again, None if it simply stays."""
+    demand = fact.demand
+    if isinstance(demand, Invalid):
+        return "it is invalid"
     cpus = union(grant.cpus for grant in grants)
     if lost := cpus - union(seat.cpus for seat in layout.seats):
         return f"CPUs {lost} went offline"
     if lost := cpus & reserved:
         return f"CPUs {lost} are reserved now"
-    for grant in grants:
-        if set(fact.given.get(grant.container, grant.gpus)) != set(grant.gpus):
-            return f"kubelet gave container {grant.container} other GPUs"
-    if not cpus and isinstance(fact.demand, Demand) and fact.demand.pinned:
-        return "it is not pinned yet"
-    return None
+    held = {grant.container: grant.gpus for grant in grants}
+    for container, keys in fact.given.items():
+        if set(keys) != set(held.get(container, ())):
+            return f"kubelet gave container {container} other GPUs"
+    if not all(grant.placed for grant in grants):
+        return "it was refused"
+    return _UNPINNED if demand.pinned and not cpus else None
 
 
 # --- adopting -------------------------------------------------------------------------------------
 
 
 def _adopt_all(ledger: Ledger, facts: Sequence[PodFact]) -> tuple[Ledger, set[str]]:
-    """The ledger with the pods that already run pinned as they may be, and their uids."""
-    adopted = set()
+    """The ledger with the pods that already run pinned as they may be, and their uids.
+
+    What runs comes first: containers that do not run, before their start or after their end, get
+    theirs when all those that do have what they run on.
+    """
+    running: list[PodFact] = []
+    free, gpus = ledger.free_cpus, {key for grant in ledger.grants for key in grant.gpus}
     for fact in facts:
-        if grants := _adopt(ledger, fact):
-            ledger = ledger.with_grants(grants)
+        own = {key for keys in fact.given.values() for key in keys}
+        if _runs_as_asked(fact) and (claims := _claims(fact)) <= free and not own & gpus:
+            running.append(fact)
+            free, gpus = free - claims, gpus | own
+    adopted = set()
+    for fact in running:
+        found = {name: pin.cpus for name, pin in fact.pinned.items()}
+        cpus = _complete(ledger, fact, found, free)
+        if cpus is not None:
+            free -= union(cpus.values())
+            ledger = ledger.with_grants(_adopted(ledger.layout, fact, cpus))
             adopted.add(fact.demand.uid)
     return ledger, adopted
 
 
-def _adopt(ledger: Ledger, fact: PodFact) -> tuple[Grant, ...]:
-    """The grants of a pod that runs pinned; none if it does not, or not as it may.
-
-    Containers that do not run, before their start or after their end, get theirs beside the others.
-    """
+def _runs_as_asked(fact: PodFact) -> bool:
+    """Whether the pins found are ones that the pod may have: its own containers, of the size asked,
+    and none shared by two that run side by side."""
     demand = fact.demand
-    if isinstance(demand, Invalid) or not demand.pinned or not fact.pinned:
-        return ()
+    if isinstance(demand, Invalid) or not fact.pinned:
+        return False
     found = {name: pin.cpus for name, pin in fact.pinned.items()}
+    if not demand.pinned:
+        return bool(demand.decided_cpus) and found.keys() <= _decided(demand).keys()
     asked = {container.name: container.cpus for container in demand.containers}
-    taken = union(found.values())
-    if any(len(cpus) != asked.get(name) for name, cpus in found.items()):
-        return ()
-    if not taken <= ledger.free_cpus or _held_by_others(ledger, fact):
-        return ()
+    sizes = all(len(cpus) == asked.get(name) for name, cpus in found.items())
+    return sizes and not clashes(demand.containers, found)
+
+
+def _claims(fact: PodFact) -> Bitmap:
+    """The CPUs that an adopted pod holds for certain: what it runs on, and what is decided."""
+    demand = fact.demand
+    assert isinstance(demand, Demand)
+    decided = EMPTY if demand.pinned else union(_decided(demand).values())
+    return decided | union(pin.cpus for pin in fact.pinned.values())
+
+
+def _decided(demand: Demand) -> Held:
+    """The CPUs that a scheduler chose for each container; one set may be for all."""
+    decided = dict(demand.decided_cpus or ())
+    names = (container.name for container in demand.containers)
+    return {name: cpus for name in names if (cpus := decided.get("") or decided.get(name))}
+
+
+def _complete(ledger: Ledger, fact: PodFact, found: Held, free: Bitmap) -> Held | None:
+    """The CPUs of all containers of a pod that runs pinned: those found, and for the others some
+    beside them; None if there are not enough. BestEffort takes them from further nodes too."""
+    demand = fact.demand
+    assert isinstance(demand, Demand)
+    if not demand.pinned:
+        return _decided(demand) | found
     layout = ledger.layout
-    gpus = {name: layout.places(fact.given.get(name, ())) for name in asked}
+    gpus = {name: layout.places(keys) for name, keys in fact.given.items()}
+    taken = union(found.values())
     seats = layout.seats_of(union(gpus.values()), taken)
-    cpus = share_cpus(layout, demand.containers, seats, ledger.free_cpus, gpus, found)
-    if cpus is None:
-        return ()
+    wider = [seats]
+    if demand.policy is Policy.BEST_EFFORT:
+        wider += nearest_first(layout, seats)
+    cores = last_cores(ledger, free)
+    for candidate in wider:
+        usable = (free - withheld(cores, candidate, free)) | taken
+        cpus = share_cpus(layout, demand.containers, candidate, usable, gpus, found)
+        if cpus is not None:
+            return cpus
+    return None
+
+
+def _adopted(layout: Layout, fact: PodFact, cpus: Held) -> tuple[Grant, ...]:
+    demand = fact.demand
+    assert isinstance(demand, Demand)
     mems = union(pin.mems for pin in fact.pinned.values())
     size = (demand.memory_bytes or 0) if mems else 0
-    return _grants(demand, demand.uid, fact.given, cpus, mems, size)
+    return _grants(layout, demand, demand.uid, fact.given, cpus, mems, size)
 
 
 # --- placing --------------------------------------------------------------------------------------
@@ -226,12 +295,18 @@ def _place(
         return ledger, (), demand.reason
     if others := _held_by_others(ledger, fact):
         return ledger, (), f"kubelet gave it GPU {others}, which another pod holds"
+    layout = ledger.layout
     alone = ledger.without([demand.uid])
-    given = {name: ledger.layout.places(keys) for name, keys in fact.given.items() if keys}
+    given = {name: layout.places(keys) for name, keys in fact.given.items() if keys}
     placement = place(alone, demand, given, memory)
     if isinstance(placement, Refusal):
         return ledger, (), placement.reason
-    grants = grants_of(ledger.layout, demand, placement, demand.uid)
+    gpus = {one.name: layout.keys(one.gpus) for one in placement.containers} | {
+        name: keys for name, keys in fact.given.items() if keys
+    }
+    cpus = {one.name: one.cpus for one in placement.containers}
+    size = placement.bound_bytes
+    grants = _grants(layout, demand, demand.uid, gpus, cpus, placement.mems, size)
     return alone.with_grants(grants), placement.notes, None
 
 
@@ -239,10 +314,11 @@ def grants_of(layout: Layout, demand: Demand, placement: Placement, uid: str) ->
     """What a placed pod holds, under `uid`."""
     gpus = {one.name: layout.keys(one.gpus) for one in placement.containers}
     cpus = {one.name: one.cpus for one in placement.containers}
-    return _grants(demand, uid, gpus, cpus, placement.mems, placement.bound_bytes)
+    return _grants(layout, demand, uid, gpus, cpus, placement.mems, placement.bound_bytes)
 
 
 def _grants(
+    layout: Layout,
     demand: Demand,
     uid: str,
     gpus: Mapping[str, tuple[str, ...]],
@@ -256,7 +332,7 @@ def _grants(
             uid=uid,
             pod=demand.pod,
             container=container.name,
-            gpus=gpus.get(container.name, ()),
+            gpus=layout.in_order(gpus.get(container.name, ())),
             cpus=cpus.get(container.name, EMPTY),
             mems=mems,
             bound_bytes=bound_bytes,
@@ -268,10 +344,18 @@ def _grants(
 
 def _gpus_only(ledger: Ledger, fact: PodFact) -> tuple[Grant, ...]:
     """What a pod holds as long as nothing is decided: the GPUs that kubelet gave to it alone."""
+    if not fact.given:
+        return ()
     taken = {key for grant in ledger.grants for key in grant.gpus}
     own = {name: tuple(k for k in keys if k not in taken) for name, keys in fact.given.items()}
     return tuple(
-        Grant(uid=fact.demand.uid, pod=fact.demand.pod, container=name, gpus=keys)
+        Grant(
+            uid=fact.demand.uid,
+            pod=fact.demand.pod,
+            container=name,
+            gpus=ledger.layout.in_order(keys),
+            placed=False,
+        )
         for name, keys in own.items()
         if keys
     )
@@ -280,5 +364,7 @@ def _gpus_only(ledger: Ledger, fact: PodFact) -> tuple[Grant, ...]:
 def _held_by_others(ledger: Ledger, fact: PodFact) -> str:
     """The keys of the pod's GPUs that other pods hold, one after the other."""
     wanted = {key for keys in fact.given.values() for key in keys}
+    if not wanted:
+        return ""
     others = {key for grant in ledger.grants if grant.uid != fact.demand.uid for key in grant.gpus}
     return ", ".join(sorted(wanted & others))

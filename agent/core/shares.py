@@ -4,7 +4,7 @@ Sidecars and apps hold theirs side by side. An init container runs before them, 
 listed earlier only, so it reuses what the others will hold later.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -38,6 +38,18 @@ def _order(containers: Sequence[ContainerDemand]) -> _Order:
     return _Order(holders, tuple(inits))
 
 
+def clashes(containers: Sequence[ContainerDemand], held: Mapping[str, Bitmap]) -> Bitmap:
+    """The CPUs or GPUs that two containers hold which run side by side."""
+    order = _order(containers)
+    both = taken = EMPTY
+    for container in order.holders:
+        both |= held.get(container.name, EMPTY) & taken
+        taken |= held.get(container.name, EMPTY)
+    for container, beside in order.inits:
+        both |= held.get(container.name, EMPTY) & union(held.get(name, EMPTY) for name in beside)
+    return both
+
+
 def share_gpus(layout: Layout, containers: Sequence[ContainerDemand], gpus: Bitmap) -> Held:
     """Each container's part of the pod's `gpus`: in order, the best linked of those left."""
     order = _order(containers)
@@ -62,21 +74,30 @@ def share_cpus(
 ) -> Held | None:
     """Each container's CPUs out of `free` on `seats`, near its own GPUs, else near its pod's.
 
-    `held` are those that have theirs already, out of `free` too. What the pod holds together is no
-    more than its peak. None if there are not enough.
+    `held` are those that have theirs already, out of `free` too; what an init container holds goes
+    on to those after it. What the pod holds together is no more than its peak. None if `free` has
+    not enough.
     """
     order = _order(containers)
     of_pod = union(gpus.values())
     free -= union(held.values())
     shared = dict(held)
+    idle = union(shared[init.name] for init, _ in order.inits if init.name in shared)
+    idle -= union(shared[one.name] for one in order.holders if one.name in shared)
     for container in order.holders:
         if container.name not in shared:
             near = gpus.get(container.name) or of_pod
-            cpus = take_cpus(layout, seats, free, near, container.cpus)
-            if cpus is None:
+            usable = idle - union(
+                shared.get(init.name, EMPTY)
+                for init, beside in order.inits
+                if container.name in beside
+            )
+            again = usable.lowest(min(len(usable), container.cpus))
+            more = take_cpus(layout, seats, free, near, container.cpus - len(again))
+            if more is None:
                 return None
-            shared[container.name] = cpus
-            free -= cpus
+            shared[container.name] = again | more
+            idle, free = idle - again, free - more
     return _share_inits(layout, order, seats, free, gpus, shared)
 
 
@@ -102,7 +123,8 @@ def _share_inits(
             free, pool = free - more, pool | more
             everywhere = tuple(range(len(layout.seats)))
             cpus = take_cpus(layout, everywhere, usable | more, near, container.cpus)
-            shared[container.name] = cpus or EMPTY
+            assert cpus is not None
+            shared[container.name] = cpus
     return shared
 
 
@@ -140,7 +162,7 @@ def _apportion(
         lacking = [i for i, weight in enumerate(weights) if weight and shares[i] < caps[i]]
         if not lacking:
             break
-        most = max(lacking, key=lambda i: (count * weights[i] - shares[i] * total, -i))
+        most = max(lacking, key=lambda i: (count * weights[i] - shares[i] * total, -shares[i], -i))
         more = min(unit, left, caps[most] - shares[most])
         shares[most] += more
         left -= more
@@ -149,6 +171,15 @@ def _apportion(
         shares[i] += more
         left -= more
     return shares
+
+
+def nearest_first(layout: Layout, seats: Seats) -> Iterator[Seats]:
+    """`seats` with the nearest other seat, with the two nearest, and so on to all."""
+    wider = seats
+    others = [seat for seat in range(len(layout.seats)) if seat not in seats]
+    for seat in sorted(others, key=lambda seat: sum(layout.distances[seat][s] for s in seats)):
+        wider = tuple(sorted((*wider, seat)))
+        yield wider
 
 
 def _by_nearness(layout: Layout, seats: Seats, weights: list[int]) -> list[int]:
@@ -164,16 +195,20 @@ def _by_nearness(layout: Layout, seats: Seats, weights: list[int]) -> list[int]:
 def fits_memory(layout: Layout, bound: Mapping[Bitmap, int], mems: Bitmap, size: int) -> bool:
     """Whether `size` more bytes may be bound to the nodes `mems` beside what is `bound` already.
 
-    Bound memory fits if every set of nodes has room for what is bound inside it. Only unions of
-    the sets in question need be looked at. Source: Hall's theorem.
+    Bound memory fits if every set of nodes has room for what is bound inside it. Only sets that
+    grow from `mems` by what is bound across their edge can have lost their room. Source: Hall's
+    theorem.
     """
     memory = {node.id: node.memory_bytes for node in layout.machine.nodes}
     amounts = {**bound, mems: bound.get(mems, 0) + size}
-    sets = {mems}
-    for other in bound:
-        sets |= {nodes | other for nodes in sets}
+    sets, grown = {mems}, [mems]
+    while grown:
+        nodes = grown.pop()
+        wider = {nodes | other for other in bound if nodes & other} - sets
+        sets |= wider
+        grown += wider
     return all(
         sum(amount for inside, amount in amounts.items() if inside <= nodes)
-        <= sum(memory[node] for node in nodes)
+        <= sum(memory.get(node, 0) for node in nodes)
         for nodes in sets
     )

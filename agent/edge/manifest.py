@@ -1,27 +1,47 @@
-"""Pods out of Kubernetes manifests, YAML or JSON, as `kubectl apply -f` reads them.
+"""Pods out of Kubernetes manifests, YAML or JSON, that anyone may have written.
 
-Manifests come from users: what cannot be read costs itself and one sentence, never the rest.
+What cannot be read costs one sentence and itself, never the rest. A line that starts with `---` is
+the start of a document wherever it stands, so the file is split there before YAML is parsed, and
+what follows a broken document is still read.
+
+Values are built here from the parser's events, as Kubernetes has them: what JSON knows and nothing
+else. A date is its text, a key is its text (`8080: x` has the key "8080"), no key stands twice, and
+aliases are counted as often as they are used, before anything is unfolded.
 """
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import Any
 
 import yaml
+from yaml.constructor import SafeConstructor
+from yaml.reader import Reader
+from yaml.resolver import Resolver
 
-Pod = dict[str, Any]
+from agent.core.strict_json import Object, parse_json, part, printable, shown, typed
 
-MAX_BYTES = 4 << 20
+MAX_BYTES = 16 << 20
 """Of one file. The API server takes no object of more than about 1.5 MiB."""
+MAX_DOCUMENTS = 10_000
+MAX_VALUES = 1_000_000
+"""In one document, with what an alias stands for counted each time."""
+MAX_DEPTH = 100
 MAX_REPLICAS = 10_000
-MAX_NODES = 200_000
-"""YAML nodes of one document, with aliases counted as often as they are used."""
+MAX_PODS = 100_000
 
-_DOCUMENT_START = re.compile(r"^---(?=\s|$)", re.MULTILINE)
-_REPLICAS: dict[str, str | None] = {
+_MARKER = re.compile(r"^(?:---|\.\.\.)(?=\s|\Z)", re.MULTILINE)
+_CONTENT = re.compile(r"^[^%#\n]", re.MULTILINE)
+_LOADER: Any = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+_TAG = "tag:yaml.org,2002:"
+_RESOLVER: Any = Resolver()
+_NUMBERS: Mapping[str, Any] = {
+    f"{_TAG}int": SafeConstructor().construct_yaml_int,
+    f"{_TAG}float": SafeConstructor().construct_yaml_float,
+}
+_REPLICAS: Mapping[str, str | None] = {
     "Deployment": "replicas",
     "StatefulSet": "replicas",
     "ReplicaSet": "replicas",
@@ -29,213 +49,301 @@ _REPLICAS: dict[str, str | None] = {
     "Job": "parallelism",
     "DaemonSet": None,
 }
-"""Workload → the field of its spec that says how many pods it has; a DaemonSet has one a node."""
+"""The field that says how many pods a workload has; of a DaemonSet a node has one."""
 
 
-class _BadManifestError(Exception):
-    """Why one document, or one file, gives no pods."""
+def read_pods(paths: Sequence[str]) -> tuple[tuple[Object, ...], tuple[str, ...]]:
+    """The pods of these files in order, and problems: sentences that name file and document.
 
-
-def read_pods(paths: Sequence[str]) -> tuple[tuple[Pod, ...], tuple[str, ...]]:
-    """(pods in order, problems as sentences) of all files; `-` is standard input.
-
-    Workloads give as many pods as they have replicas, named `<workload>-0`, `<workload>-1`, …
-    Where a document of a file, or an item of a List, is bad the others are still read.
+    `-` is standard input. A workload gives its pods `<name>-0`, `<name>-1`, …, which share what
+    its template says; a file without any object is a problem.
     """
-    pods: list[Pod] = []
+    pods: list[Object] = []
     problems: list[str] = []
-    for path in paths:
-        before = len(pods) + len(problems)
-        for where, read in _readers(path):
-            try:
-                pods += read()
-            except _BadManifestError as error:
-                problems.append(f"{where}: {error}")
-        if len(pods) + len(problems) == before:
-            problems.append(f"{path}: has no pods")
+    for outcome in (outcome for path in paths for outcome in _read_outcomes(path)):
+        if isinstance(outcome, str):
+            problems.append(outcome)
+        elif len(pods) + len(outcome) > MAX_PODS:
+            problems.append(f"more than {MAX_PODS:,} pods are asked for: the rest is passed over")
+            break
+        else:
+            pods += outcome
     return tuple(pods), tuple(problems)
 
 
-def _readers(path: str) -> Iterator[tuple[str, Callable[[], list[Pod]]]]:
-    """(where it stands, what reads its pods) for each object of a file."""
+def _read_outcomes(path: str) -> Iterator[list[Object] | str]:
+    """The pods of an object, or the sentence why it has none, for each object of a file."""
+    name = "standard input" if path == "-" else printable(path, 400)
+    number = 0
     try:
-        parts = [part for part in _split(_read_file(path)) if not _is_blank(part)]
-    except _BadManifestError as error:
-        yield path, partial(_fail, error)
-        return
-    for number, part in enumerate(parts, 1):
-        where = f"{path}, document {number}" if len(parts) > 1 else path
+        for line, text in _split(_read_text(path)):
+            where = f"{name}, document {number + 1}"
+            try:
+                document = _parse(text, line)
+            except ValueError as reason:
+                yield f"{where}: {reason}"
+            else:
+                yield from _outcomes_of(document, where)
+                if document is None:
+                    continue
+            number += 1
+        if not number:
+            raise ValueError("it has no Kubernetes object in it")
+    except ValueError as reason:
+        yield f"{name}: {reason}"
+
+
+# --- files to texts -------------------------------------------------------------------------------
+
+
+def _read_text(path: str) -> str:
+    """Raises ValueError with the reason. Does not wait for someone to open the other end."""
+    try:
+        # A path with a NUL or half a character is a ValueError of Python's own.
+        file = os.dup(0) if path == "-" else os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            for place, value in _objects_in(_parse(part), where):
-                yield place, partial(_pods_of, value)
-        except _BadManifestError as error:
-            yield where, partial(_fail, error)
-
-
-def _objects_in(value: object, where: str) -> Iterator[tuple[str, object]]:
-    """The objects of a document: itself, or the items of a List."""
-    items = value.get("items") if isinstance(value, dict) else None
-    if isinstance(items, list) and str(value.get("kind", "")).endswith("List"):  # type: ignore[attr-defined]
-        for number, item in enumerate(items, 1):
-            yield from _objects_in(item, f"{where}, item {number}")
-    else:
-        yield where, value
-
-
-def _fail(error: Exception) -> list[Pod]:
-    raise error
-
-
-def _split(text: str) -> Iterator[str]:
-    """The documents, each below as many blank lines as the file has before it, for line numbers."""
-    starts = [0, *(match.end() for match in _DOCUMENT_START.finditer(text))]
-    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
-        yield "\n" * text.count("\n", 0, start) + text[start:end].removesuffix("---")
-
-
-def _is_blank(text: str) -> bool:
-    return all(not line.strip() or line.lstrip().startswith("#") for line in text.splitlines())
-
-
-# --- text to values -------------------------------------------------------------------------------
-
-
-def _read_file(path: str) -> str:
-    try:
-        # Without waiting for a writer, should it be a pipe that nobody writes to.
-        file = 0 if path == "-" else os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        with open(file, "rb", closefd=path != "-") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise _BadManifestError(f"cannot be read: {error.strerror}") from error
-    if len(data) > MAX_BYTES:
-        raise _BadManifestError(f"is larger than {MAX_BYTES >> 20} MiB")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _BadManifestError(f"is not UTF-8 text: {error.reason}") from error
-
-
-def _parse(text: str) -> object:
-    """The value of one document. Tabs are fine in what is plainly JSON."""
-    if text.lstrip().startswith("{"):
-        try:
-            return json.loads(text, object_pairs_hook=_mapping)
-        except (json.JSONDecodeError, RecursionError):
-            pass  # flow style YAML starts like this too
-    try:
-        loader = _Loader(text)
-        try:
-            return loader.get_single_data()
+            text = _read_bytes(file).decode("utf-8-sig")
         finally:
-            loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise _BadManifestError(f"is not YAML: {error.problem}{where}") from error
-    except RecursionError as error:
-        raise _BadManifestError("is nested too deeply") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise _BadManifestError(f"is not YAML: {str(error).splitlines()[0][:120]}") from error
+            os.close(file)
+    except OSError as error:
+        raise ValueError(f"it cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _mapping(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
-    """A mapping of string keys, none of them twice, as Kubernetes has them."""
-    mapping: dict[str, Any] = {}
-    for key, value in pairs:
-        if not isinstance(key, str):
-            raise _BadManifestError(f"has a key that is no text: {str(key)[:40]}")
-        if key in mapping:
-            raise _BadManifestError(f'has the key "{key[:40]}" twice in one mapping')
-        mapping[key] = value
-    return mapping
+def _read_bytes(file: int) -> bytes:
+    if stat.S_ISFIFO(os.fstat(file).st_mode):
+        os.set_blocking(file, True)  # its writer may take a while: `-f <(helm template …)`
+    data = bytearray()
+    while chunk := os.read(file, 1 << 20):
+        data += chunk
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"it is larger than {MAX_BYTES >> 20} MiB")
+    return bytes(data)
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that counts what aliases unfold to, keeps dates as texts and mappings exact."""
+def _split(text: str) -> Iterator[tuple[int, str]]:
+    """(number of its first line, text) of each document; raises ValueError after too many.
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self._size: dict[int, int] = {}
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        node = super().compose_node(parent, index)
-        if node is not None and node is not parent:
-            self._count(node)
-        return node
-
-    def _count(self, node: yaml.Node) -> None:
-        """Children are complete when their parent is, so sizes add up without unfolding."""
-        children: list[yaml.Node] = []
-        if isinstance(node, yaml.MappingNode):
-            children = [child for pair in node.value for child in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            children = node.value
-        size = 1 + sum(self._size.get(id(child), 1) for child in children)
-        if size > MAX_NODES:
-            raise _BadManifestError(f"unfolds to more than {MAX_NODES:,} values")
-        self._size[id(node)] = size
+    Source: YAML 1.1, l-forbidden: no scalar has a line that starts with a document's marker.
+    """
+    found = islice(_MARKER.finditer(text), MAX_DOCUMENTS)
+    starts = [mark.start() if mark[0] == "---" else mark.end() for mark in found]
+    line = 1
+    for start, end in pairwise([0, *starts, len(text)][: MAX_DOCUMENTS + 1]):
+        document = text[start:end]
+        if _CONTENT.search(document):
+            yield line, document
+        line += document.count("\n")
+    if len(starts) == MAX_DOCUMENTS:
+        raise ValueError(f"it has {MAX_DOCUMENTS:,} documents or more: the rest is passed over")
 
 
-def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
-    loader.flatten_mapping(node)
-    return _mapping(
-        [
-            (loader.construct_object(key, deep=True), loader.construct_object(value, deep=True))
-            for key, value in node.value
-        ]
-    )
+# --- texts to values ------------------------------------------------------------------------------
 
 
-_Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
+def _parse(text: str, line: int) -> object:
+    """The value of a document that starts on this line of its file; None where it is empty."""
+    if text.removeprefix("---").lstrip().startswith("{"):
+        try:
+            return parse_json(text.removeprefix("---"), MAX_BYTES)
+        except ValueError:
+            pass  # YAML may start like this too
+    if bad := Reader.NON_PRINTABLE.search(text):
+        column = bad.start() - text.rfind("\n", 0, bad.start())
+        place = f"line {line + text.count(chr(10), 0, bad.start())}, column {column}"
+        raise ValueError(f"the YAML cannot be read: a control character at {place}")
+    try:
+        return _Builder(text, line).build()
+    except yaml.YAMLError as error:
+        problem = printable(str(getattr(error, "problem", error)), 120)
+        place = _place(getattr(error, "problem_mark", None), line)
+        raise ValueError(f"the YAML cannot be read: {problem}{place}") from error
 
 
-def _construct_text(loader: _Loader, node: yaml.ScalarNode) -> str:
-    return str(loader.construct_scalar(node))
+def _place(mark: Any, line: int) -> str:
+    return f" at line {mark.line + line}, column {mark.column + 1}" if mark else ""
 
 
-_Loader.add_constructor("tag:yaml.org,2002:timestamp", _construct_text)
+class _Builder:
+    """Turns the events of one document into its value."""
+
+    def __init__(self, text: str, line: int) -> None:
+        self._events = yaml.parse(text, Loader=_LOADER)
+        self._line = line
+        self._named: dict[str, tuple[object, int]] = {}
+        """Anchor → its value, and how many values that is."""
+        self._count = 0
+
+    def build(self) -> object:
+        value = None
+        for event in self._events:
+            if isinstance(event, yaml.NodeEvent):
+                value = self._value(event, 0)
+        return value
+
+    def _refuse(self, event: Any, why: str) -> ValueError:
+        return ValueError(f"{why}{_place(event.start_mark, self._line)}")
+
+    def _value(self, event: Any, depth: int) -> object:
+        if depth > MAX_DEPTH:
+            raise self._refuse(event, f"it is nested more than {MAX_DEPTH} deep")
+        before = self._count
+        if isinstance(event, yaml.AliasEvent):
+            value = self._alias(event)
+        elif isinstance(event, yaml.ScalarEvent):
+            value = self._scalar(event)
+        elif event.tag not in (None, "!", f"{_TAG}map", f"{_TAG}seq"):
+            raise self._unknown_tag(event)
+        elif isinstance(event, yaml.MappingStartEvent):
+            value = self._mapping(depth + 1)
+        else:
+            value = [self._value(item, depth + 1) for item in self._until(yaml.SequenceEndEvent)]
+        self._count += 1
+        if self._count > MAX_VALUES:
+            raise self._refuse(event, f"it unfolds to more than {MAX_VALUES:,} values")
+        if event.anchor and not isinstance(event, yaml.AliasEvent):
+            self._named[event.anchor] = value, self._count - before
+        return value
+
+    def _until(self, end: type) -> Iterator[Any]:
+        while not isinstance(event := next(self._events), end):
+            yield event
+
+    def _alias(self, event: Any) -> object:
+        if event.anchor not in self._named:
+            raise self._refuse(event, f"the alias {shown(event.anchor)} names nothing before it")
+        value, count = self._named[event.anchor]
+        self._count += count
+        return value
+
+    def _scalar(self, event: Any) -> object:
+        text: str = event.value
+        plain = event.implicit[0] or event.tag is not None
+        tag = _RESOLVER.resolve(yaml.ScalarNode, text, (plain, True))
+        if event.tag in ("!", f"{_TAG}str"):
+            return text
+        if event.tag not in (None, tag):
+            raise self._unknown_tag(event)
+        if tag == f"{_TAG}null":
+            return None
+        if tag == f"{_TAG}bool":
+            return text.lower() in ("yes", "true", "on")
+        if tag not in _NUMBERS or len(text) > 64 or ":" in text:
+            return text  # to Kubernetes, 12:30 is no number
+        try:
+            number: object = _NUMBERS[tag](yaml.ScalarNode(tag, text))
+        except ValueError:  # 0x_
+            return text
+        return number
+
+    def _mapping(self, depth: int) -> Object:
+        own: Object = {}
+        merged: Object = {}
+        for key in self._until(yaml.MappingEndEvent):
+            if not isinstance(key, yaml.ScalarEvent):
+                raise self._refuse(key, "a key is not a text")
+            name = key.value
+            if key.anchor:
+                self._named[key.anchor] = name, 1
+            value = self._value(next(self._events), depth)
+            if name == "<<" and key.implicit[0]:
+                self._merge(key, value, merged)
+            elif name in own:
+                raise self._refuse(key, f"the key {shown(name)} stands twice in one object")
+            else:
+                own[name] = value
+        return merged | own
+
+    def _merge(self, key: Any, value: object, merged: Object) -> None:
+        """Source: YAML's merge key: own keys come first, then earlier mappings."""
+        for source in value if isinstance(value, list) else [value]:
+            if not isinstance(source, dict):
+                raise self._refuse(key, "what << merges is not an object")
+            for name, item in source.items():
+                merged.setdefault(name, item)
+
+    def _unknown_tag(self, event: Any) -> ValueError:
+        return self._refuse(event, f"the tag {shown(event.tag)} is not for this value")
 
 
 # --- values to pods -------------------------------------------------------------------------------
 
 
-def _pods_of(value: object) -> list[Pod]:
-    if not isinstance(value, dict):
-        raise _BadManifestError("is not an object with a kind")
-    kind = value.get("kind")
-    if not isinstance(kind, str) or not kind:
-        raise _BadManifestError("has no kind")
+def _outcomes_of(document: object, where: str) -> Iterator[list[Object] | str]:
+    for place, value in _objects_in(document, where):
+        try:
+            yield _pods_of(value)
+        except ValueError as reason:
+            yield f"{place}: {reason}"
+
+
+def _objects_in(document: object, where: str) -> Iterator[tuple[str, object]]:
+    """The object of a document, or those of a List, even of a List in it."""
+    waiting = [] if document is None else [(where, document)]
+    while waiting:
+        place, value = waiting.pop()
+        kind = value.get("kind") if isinstance(value, dict) else None
+        items = value.get("items", ()) if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind.endswith("List") and type(items) in (list, type(None)):
+            waiting += reversed(
+                [
+                    (f"{place}, item {number}", _as_item(item, kind))
+                    for number, item in enumerate(items or (), 1)
+                ]
+            )
+        else:
+            yield place, value
+
+
+def _as_item(item: object, kind: str) -> object:
+    """The item with its kind: in a PodList the API server leaves it out."""
+    if kind == "List" or not isinstance(item, dict) or "kind" in item:
+        return item
+    return {"kind": kind.removesuffix("List"), **item}
+
+
+def _pods_of(value: object) -> list[Object]:
+    """Raises ValueError with the reason where it is no workload."""
+    data = typed(value, dict, "it")
+    kind = part(data, "kind", str)
+    if not kind:
+        raise ValueError("it has no kind")
     if kind == "Pod":
-        return [value]
+        return [data]
     if kind == "CronJob":
-        return list(_replicas(_object(value, "metadata"), _job_template(value), "Job"))
+        job = part(part(data, "spec", dict), "jobTemplate", dict)
+        return _replicas(part(data, "metadata", dict), part(job, "spec", dict), "Job")
     if kind in _REPLICAS:
-        return list(_replicas(_object(value, "metadata"), _object(value, "spec"), kind))
-    raise _BadManifestError(f"is a {kind[:60]}, which has no pods")
+        return _replicas(part(data, "metadata", dict), part(data, "spec", dict), kind)
+    article = "an" if kind[0] in "AEIOU" else "a"
+    raise ValueError(f"it is {article} {printable(kind, 63)}, which has no pods")
 
 
-def _job_template(cron_job: dict[str, Any]) -> dict[str, Any]:
-    return _object(_object(_object(cron_job, "spec"), "jobTemplate"), "spec")
-
-
-def _replicas(metadata: dict[str, Any], spec: dict[str, Any], kind: str) -> Iterator[Pod]:
-    template = _object(spec, "template")
+def _replicas(metadata: Object, spec: Object, kind: str) -> list[Object]:
     field = _REPLICAS[kind]
-    count = 1 if field is None or spec.get(field) is None else spec[field]
+    count = spec.get(field) if field else None
+    if count is None:
+        count = 1
     if type(count) is not int or not 0 <= count <= MAX_REPLICAS:
-        raise _BadManifestError(f"has {str(count)[:40]} {field}, not a number up to {MAX_REPLICAS}")
-    for number in range(count):
-        own = _object(template, "metadata") | {"name": f"{metadata.get('name', '?')}-{number}"}
-        if "namespace" in metadata:
-            own["namespace"] = metadata["namespace"]
-        yield {"kind": "Pod", "metadata": own, "spec": template.get("spec")}
-
-
-def _object(parent: dict[str, Any], key: str) -> dict[str, Any]:
-    value = parent.get(key)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise _BadManifestError(f"has a {key} that is not an object")
-    return value
+        raise ValueError(f"{field} is {shown(count)}, not a number up to {MAX_REPLICAS:,}")
+    name = part(metadata, "name", str)
+    prefix = f"{name}-" if name else part(metadata, "generateName", str)
+    if not prefix:
+        raise ValueError("it has no name")
+    template = part(spec, "template", dict)
+    if not template:
+        raise ValueError("it has no template for its pods")
+    own = part(template, "metadata", dict)
+    shared = {key: own[key] for key in ("labels", "annotations") if key in own}
+    shared |= {key: metadata[key] for key in ("namespace",) if key in metadata}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"{prefix}{number}"} | shared,
+            "spec": template.get("spec"),
+        }
+        for number in range(count)
+    ]
