@@ -4,10 +4,11 @@ A Ledger never stores what can be derived: free sets and node states follow from
 worked out once, when the ledger is made.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby
+from operator import is_
 
 from agent.core.bitmap import Bitmap
 from agent.core.layout import Layout, Seats
@@ -36,8 +37,8 @@ class Grant:
     pod's; empty for a container that is not pinned. Containers of a pod that run one after the
     other may hold the same. `mems` are the nodes that its memory is bound to, empty if it is not;
     `bound_bytes` is the memory limit of its whole pod, counted once a pod, 0 without a binding.
-    `placed` is False for GPUs that kubelet gave a pod which is refused; it does not change what is
-    held, so it does not count when grants are compared.
+    `placed` is False for what a refused pod holds all the same: the GPUs that kubelet gave it, and
+    CPUs that it runs on. It does not change what is held, so it does not count in comparisons.
     """
 
     uid: str
@@ -48,6 +49,16 @@ class Grant:
     mems: Bitmap = EMPTY
     bound_bytes: int = 0
     placed: bool = field(default=True, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holding:
+    """What one pod's grants come to: places of GPUs, CPUs, the seats that these touch."""
+
+    grants: tuple[Grant, ...]
+    gpus: Bitmap
+    cpus: Bitmap
+    seats: Seats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,36 +75,39 @@ class Ledger:
     layout: Layout
     reserved: Bitmap = EMPTY
     grants: tuple[Grant, ...] = ()
+    pods: Mapping[str, _Holding] = field(default_factory=dict, repr=False, compare=False)
+    """By uid. What is passed in is used for pods whose grants are still the very same."""
     free_gpus: Bitmap = field(init=False, repr=False, compare=False)
     free_cpus: Bitmap = field(init=False, repr=False, compare=False)
     states: tuple[NodeState, ...] = field(init=False, repr=False, compare=False)
     bound: dict[Bitmap, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        layout = self.layout
         grants = tuple(sorted(self.grants, key=lambda grant: (grant.uid, grant.container)))
-        gpus = cpus = EMPTY
-        widths: list[tuple[Seats, str]] = []
-        bound: dict[Bitmap, int] = {}
-        for uid, of_pod in groupby(grants, key=lambda grant: grant.uid):
-            pod = list(of_pod)
-            own_gpus = layout.places(key for grant in pod for key in grant.gpus)
-            own_cpus = union(grant.cpus for grant in pod)
-            if both := gpus & own_gpus or cpus & own_cpus:
-                raise ValueError(f"pod {pod[0].pod} ({uid}) holds {both}, which another holds")
-            gpus, cpus = gpus | own_gpus, cpus | own_cpus
-            widths.append((layout.seats_of(own_gpus, own_cpus), uid))
-            if pod[0].mems:
-                bound[pod[0].mems] = bound.get(pod[0].mems, 0) + pod[0].bound_bytes
-        on_nodes = union(seat.cpus for seat in layout.seats)
+        pods = {
+            uid: self._hold(uid, tuple(of_pod))
+            for uid, of_pod in groupby(grants, key=lambda grant: grant.uid)
+        }
+        gpus, cpus = _disjoint(pods)
+        on_nodes = union(seat.cpus for seat in self.layout.seats)
         for name, value in {
             "grants": grants,
-            "free_gpus": layout.sound - gpus,
+            "pods": pods,
+            "free_gpus": self.layout.sound - gpus,
             "free_cpus": on_nodes - self.reserved - cpus,
-            "states": _states(layout, [seats for seats, _ in widths]),
-            "bound": bound,
+            "states": _states(self.layout, [pod.seats for pod in pods.values()]),
+            "bound": _bound(pods),
         }.items():
             object.__setattr__(self, name, value)
+
+    def _hold(self, uid: str, grants: tuple[Grant, ...]) -> _Holding:
+        known = self.pods.get(uid)
+        if known and len(known.grants) == len(grants) and all(map(is_, known.grants, grants)):
+            return known
+        gpus = self.layout.places(key for grant in grants for key in grant.gpus)
+        cpus = union(grant.cpus for grant in grants)
+        seats = self.layout.seats_of(gpus, cpus)
+        return _Holding(grants=grants, gpus=gpus, cpus=cpus, seats=seats)
 
     @property
     def shared_pool(self) -> Bitmap:
@@ -101,15 +115,39 @@ class Ledger:
         return self.layout.machine.cpus - union(grant.cpus for grant in self.grants)
 
     def of_pod(self, uid: str) -> tuple[Grant, ...]:
-        return tuple(grant for grant in self.grants if grant.uid == uid)
+        return self.pods[uid].grants if uid in self.pods else ()
 
     def with_grants(self, grants: Iterable[Grant]) -> "Ledger":
-        return replace(self, grants=(*self.grants, *grants))
+        more = tuple(grants)
+        return replace(self, grants=(*self.grants, *more)) if more else self
 
     def without(self, uids: Iterable[str]) -> "Ledger":
         """The ledger after these pods have left."""
-        gone = frozenset(uids)
+        gone = self.pods.keys() & set(uids)
+        if not gone:
+            return self
         return replace(self, grants=tuple(g for g in self.grants if g.uid not in gone))
+
+
+def _disjoint(pods: Mapping[str, _Holding]) -> tuple[Bitmap, Bitmap]:
+    """All GPUs and all CPUs that are held. Raises ValueError where two pods hold the same."""
+    gpus = cpus = EMPTY
+    for uid, pod in pods.items():
+        for what, both in (("GPUs", gpus & pod.gpus), ("CPUs", cpus & pod.cpus)):
+            if both:
+                name = pod.grants[0].pod
+                raise ValueError(f"pod {name} ({uid}) holds {what} {both}, which another holds")
+        gpus, cpus = gpus | pod.gpus, cpus | pod.cpus
+    return gpus, cpus
+
+
+def _bound(pods: Mapping[str, _Holding]) -> dict[Bitmap, int]:
+    bound: dict[Bitmap, int] = {}
+    for pod in pods.values():
+        first = pod.grants[0]
+        if first.mems:
+            bound[first.mems] = bound.get(first.mems, 0) + first.bound_bytes
+    return bound
 
 
 def _states(layout: Layout, placements: list[Seats]) -> tuple[NodeState, ...]:

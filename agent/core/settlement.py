@@ -6,7 +6,7 @@ nothing happened nothing changes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby
 
@@ -44,13 +44,13 @@ class ChangeKind(StrEnum):
     """What becomes of a pod's grants."""
 
     GRANT = "grant"
-    """The pod is new: its containers are to be pinned, if they are not yet."""
+    """It held nothing: its containers are to be pinned, if they are not yet."""
     ADOPT = "adopt"
-    """The pod was pinned before this agent knew it."""
+    """It runs pinned already and stays as it is."""
     MOVE = "move"
-    """What the pod held can no longer be: its containers are to be pinned anew."""
+    """It held something else: its containers are to be pinned anew."""
     RELEASE = "release"
-    """The pod is gone."""
+    """It holds nothing any more: it is gone, or refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A pod whose CPUs could not be pinned, or that is invalid."""
+    """A pod that is invalid, or that could not have all that it asks; what runs of it stays."""
 
     uid: str
     pod: str
@@ -113,8 +113,7 @@ def settle(
         kept = tuple(grant for grant in ledger.grants if not doubts[grant.uid])
         ledger = Ledger(layout=layout, reserved=ledger.reserved, grants=kept)
     new = [fact for uid, fact in of_pod.items() if doubts.get(uid, _NEW)]
-    adoptable = [fact for fact in new if doubts.get(fact.demand.uid, _NEW) in (_NEW, _UNPINNED)]
-    ledger, adopted = _adopt_all(ledger, adoptable)
+    ledger, adopted, cramped = _adopt_all(ledger, new)
     waiting = [fact for fact in new if fact.demand.uid not in adopted]
     ledger, refused, notes = _place_all(ledger, waiting, memory)
     after = {uid: tuple(g) for uid, g in groupby(ledger.grants, key=lambda grant: grant.uid)}
@@ -123,11 +122,11 @@ def settle(
         for uid in sorted(before.keys() | after.keys())
         if before.get(uid) != after.get(uid)
     ]
+    refused = tuple(sorted((*cramped, *refused), key=lambda one: one.uid))
     return Settlement(ledger=ledger, changes=tuple(changes), refused=refused, notes=notes)
 
 
 _NEW = "it is new"
-_UNPINNED = "it is not pinned yet"
 
 
 def _concerns_us(fact: PodFact) -> bool:
@@ -166,14 +165,15 @@ def _doubt(
             return f"kubelet gave container {container} other GPUs"
     if not all(grant.placed for grant in grants):
         return "it was refused"
-    return _UNPINNED if demand.pinned and not cpus else None
+    return "it is not pinned yet" if demand.pinned and not cpus else None
 
 
 # --- adopting -------------------------------------------------------------------------------------
 
 
-def _adopt_all(ledger: Ledger, facts: Sequence[PodFact]) -> tuple[Ledger, set[str]]:
-    """The ledger with the pods that already run pinned as they may be, and their uids.
+def _adopt_all(ledger: Ledger, facts: Sequence[PodFact]) -> tuple[Ledger, set[str], list[Refused]]:
+    """The ledger with the pods that already run pinned as they may be, their uids, and those that
+    have no room for their other containers.
 
     What runs comes first: containers that do not run, before their start or after their end, get
     theirs when all those that do have what they run on.
@@ -182,23 +182,26 @@ def _adopt_all(ledger: Ledger, facts: Sequence[PodFact]) -> tuple[Ledger, set[st
     free, gpus = ledger.free_cpus, {key for grant in ledger.grants for key in grant.gpus}
     for fact in facts:
         own = {key for keys in fact.given.values() for key in keys}
-        if _runs_as_asked(fact) and (claims := _claims(fact)) <= free and not own & gpus:
+        if not own & gpus and _runs_as_asked(ledger.layout, fact) and _claims(fact) <= free:
             running.append(fact)
-            free, gpus = free - claims, gpus | own
-    adopted = set()
+            free, gpus = free - _claims(fact), gpus | own
+    cramped: list[Refused] = []
     for fact in running:
         found = {name: pin.cpus for name, pin in fact.pinned.items()}
         cpus = _complete(ledger, fact, found, free)
-        if cpus is not None:
-            free -= union(cpus.values())
-            ledger = ledger.with_grants(_adopted(ledger.layout, fact, cpus))
-            adopted.add(fact.demand.uid)
-    return ledger, adopted
+        grants = _adopted(ledger.layout, fact, cpus or found)
+        if cpus is None:
+            grants = tuple(replace(grant, placed=False) for grant in grants)
+            why = "its other containers have no room beside those that run"
+            cramped.append(Refused(uid=fact.demand.uid, pod=fact.demand.pod, reason=why))
+        free -= union((cpus or found).values())
+        ledger = ledger.with_grants(grants)
+    return ledger, {fact.demand.uid for fact in running}, cramped
 
 
-def _runs_as_asked(fact: PodFact) -> bool:
+def _runs_as_asked(layout: Layout, fact: PodFact) -> bool:
     """Whether the pins found are ones that the pod may have: its own containers, of the size asked,
-    and none shared by two that run side by side."""
+    none shared by two that run side by side, where its policy or its scheduler wants them."""
     demand = fact.demand
     if isinstance(demand, Invalid) or not fact.pinned:
         return False
@@ -207,7 +210,22 @@ def _runs_as_asked(fact: PodFact) -> bool:
         return bool(demand.decided_cpus) and found.keys() <= _decided(demand).keys()
     asked = {container.name: container.cpus for container in demand.containers}
     sizes = all(len(cpus) == asked.get(name) for name, cpus in found.items())
-    return sizes and not clashes(demand.containers, found)
+    return sizes and not clashes(demand.containers, found) and _keeps_policy(layout, fact)
+
+
+def _keeps_policy(layout: Layout, fact: PodFact) -> bool:
+    """Whether a pod whose policy is strict runs on the nodes of its GPUs; a scheduler may have
+    decided otherwise."""
+    demand = fact.demand
+    assert isinstance(demand, Demand)
+    if demand.decided_cpus or demand.policy is Policy.BEST_EFFORT:
+        return True
+    gpus = layout.places(key for keys in fact.given.values() for key in keys)
+    cpus = union(pin.cpus for pin in fact.pinned.values())
+    wide = layout.seats_of(gpus, cpus)
+    if demand.policy is Policy.SINGLE_NUMA_NODE:
+        return len(wide) == 1
+    return not gpus or wide == layout.seats_of(gpus)
 
 
 def _claims(fact: PodFact) -> Bitmap:

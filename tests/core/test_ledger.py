@@ -150,17 +150,20 @@ def test_what_is_left(grants: list[Grant], reserved: str, left: tuple[str, str, 
 
 
 OVERLAPS = {
-    "the same GPU": ([grant("a", [0]), grant("b", [1, 0])], "pod ns/b (b) holds 0, which"),
-    "the same CPUs": ([grant("a", cpus="2-5"), grant("b", cpus="4-7")], "(b) holds 4-5, which"),
+    "the same GPU": ([grant("a", [0]), grant("b", [1, 0])], "pod ns/b (b) holds GPUs 0, which"),
+    "the same CPUs": (
+        [grant("a", cpus="2-5"), grant("b", cpus="4-7")],
+        "(b) holds CPUs 4-5, which",
+    ),
     "the same CPUs as the last of several containers": (
         [
             grant("a", cpus="2-3", container="one"),
             grant("a", cpus="4-5", container="two"),
             grant("b", cpus="5-6"),
         ],
-        "(b) holds 5, which",
+        "(b) holds CPUs 5, which",
     ),
-    "the same faulty GPU": ([grant("a", [3]), grant("b", [3])], "(b) holds 3, which"),
+    "the same faulty GPU": ([grant("a", [3]), grant("b", [3])], "(b) holds GPUs 3, which"),
 }
 
 

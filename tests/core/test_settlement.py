@@ -398,17 +398,18 @@ ADOPTING = {
         after={"a/main": "C2-3", "a/side": "C4-5"},
         changes=("grant a: it is new",),
     ),
-    "not where another container has no room any more": Case(
+    "alone, where another container has no room any more": Case(
         before=(grant("b", cpus="2-7"), grant("c", cpus="10-15")),
         facts=(
             fact(demand("a", TWO_CPUS, asks("side", cpus=2)), found={"main": "8-9"}),
             fact(demand("b", asks(cpus=6))),
             fact(demand("c", asks(cpus=6))),
         ),
-        after={"b/main": "C2-7", "c/main": "C10-15"},
-        refused={"a": "asked 4 CPUs"},
+        after={"a/main": "C8-9", "b/main": "C2-7", "c/main": "C10-15"},
+        changes=("adopt a: it was pinned already",),
+        refused={"a": "its other containers have no room beside those that run"},
     ),
-    "not where another container has room outside the policy only": Case(
+    "alone, where another container has room outside the policy only": Case(
         before=(grant("b", cpus="2-7"),),
         facts=(
             fact(
@@ -417,18 +418,20 @@ ADOPTING = {
             ),
             fact(demand("b", asks(cpus=6))),
         ),
-        after={"b/main": "C2-7"},
-        refused={"a": "asked 10 CPUs"},
+        after={"a/main": "C8-11", "b/main": "C2-7"},
+        changes=("adopt a: it was pinned already",),
+        refused={"a": "its other containers have no room beside those that run"},
     ),
-    "not where another init container has no room any more": Case(
+    "alone, where another init container has no room any more": Case(
         before=(grant("b", cpus="2-7"), grant("c", cpus="10-15")),
         facts=(
             fact(demand("a", asks("init", INIT, cpus=4), TWO_CPUS), found={"main": "8-9"}),
             fact(demand("b", asks(cpus=6))),
             fact(demand("c", asks(cpus=6))),
         ),
-        after={"b/main": "C2-7", "c/main": "C10-15"},
-        refused={"a": "asked 4 CPUs"},
+        after={"a/main": "C8-9", "b/main": "C2-7", "c/main": "C10-15"},
+        changes=("adopt a: it was pinned already",),
+        refused={"a": "its other containers have no room beside those that run"},
     ),
     "not a pod that does not ask to be pinned any more": Case(
         facts=(fact(LOOSE_A, given={"main": [1]}, found={"main": "2-3"}),),
@@ -482,6 +485,24 @@ HARDWARE = {
             ),
         ),
         changes=("release a: CPUs 3 went offline",),
+    ),
+    "a CPU goes offline and there is no room: what still runs is not adopted later": Case(
+        before=(
+            grant("a", cpus="2,8", container="init"),
+            grant("a", cpus="2-6,8"),
+            grant("b", cpus="9-15"),
+        ),
+        machine=without_cpus(TWO, [6]),
+        facts=(
+            fact(
+                demand("a", asks("init", INIT, cpus=2), asks(cpus=6), policy=SINGLE),
+                found={"init": "2,8"},
+            ),
+            fact(demand("b", asks(cpus=7))),
+        ),
+        after={"b/main": "C9-15"},
+        changes=("release a: CPUs 6 went offline",),
+        refused={"a": "asked 6 CPUs"},
     ),
     "a CPU goes offline and there is no room: GPUs that kubelet has not given are free again": Case(
         before=(grant("a", [0, 1], "2-3"), grant("b", cpus="4-7")),
@@ -1081,11 +1102,11 @@ class Life(RuleBasedStateMachine):
                 given[container.name] = tuple(sorted(taken, key=order.index))
         pod.given = given
 
-    def run(self, uid: str, refused: bool) -> None:
-        """Pins the containers of a pod that run."""
+    def run(self, uid: str) -> None:
+        """Pins the containers of a pod that run; what runs of a refused one stays."""
         pod = self.pods[uid]
         pod.pins = {}
-        if not refused and uid not in self.ungiven():
+        if uid not in self.ungiven():
             pod.pins = {
                 one.container: Pin(cpus=one.cpus, mems=one.mems)
                 for one in self.ledger.of_pod(uid)
@@ -1110,7 +1131,7 @@ class Life(RuleBasedStateMachine):
         for uid in self.pods:
             self.check_pod(uid, {one.uid for one in settlement.refused})
         for uid in self.pods:
-            self.run(uid, uid in {one.uid for one in settlement.refused})
+            self.run(uid)
         self.check_again(settlement, [pod.fact() for pod in self.pods.values()])
 
     def check_again(self, first: Settlement, facts: list[PodFact]) -> None:
@@ -1150,11 +1171,12 @@ class Life(RuleBasedStateMachine):
             own = {name: tuple(k for k in keys if k not in others) for name, keys in given.items()}
             assert (cpus, gpus) == ({}, {name: keys for name, keys in own.items() if keys})
         elif uid in refused:
-            assert not cpus
+            assert cpus.items() <= {name: pin.cpus for name, pin in pod.pins.items()}.items()
             assert {(name, gpu) for name, keys in gpus.items() for gpu in keys} <= {
                 (name, gpu) for name, keys in given.items() for gpu in keys
             }
-            self.check_refusable(uid, pod.asked, given)
+            if not cpus:
+                self.check_refusable(uid, pod.asked, given)
         else:
             assert {name: gpus.get(name) for name in given} == given
             counts = {c.name: c.gpus for c in pod.containers if c.gpus}
@@ -1188,7 +1210,9 @@ class LifeInPieces(Life):
     @rule(data=st.data())
     @precondition(lambda self: self.pods)
     def an_init_container_ends(self, data: st.DataObject) -> None:
-        self.pods[data.draw(st.sampled_from(sorted(self.pods)))].over += 1
+        uid = data.draw(st.sampled_from(sorted(self.pods)))
+        self.pods[uid].over += 1
+        self.run(uid)
         self.settle()
 
     def give(self, pod: Pod) -> None:
@@ -1224,5 +1248,5 @@ class LifeInPieces(Life):
 TestLife = Life.TestCase
 TestLifeInPieces = LifeInPieces.TestCase
 TestLife.settings = TestLifeInPieces.settings = settings(
-    deadline=None, max_examples=60, stateful_step_count=20
+    deadline=None, max_examples=150, stateful_step_count=20
 )
