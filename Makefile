@@ -1,7 +1,6 @@
 # The front door. Everything below builds what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := agent tests hack/*.py
 
 .PHONY: venv test check bench format clean
 
