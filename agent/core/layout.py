@@ -60,6 +60,10 @@ class Layout:
         """The NUMA node ids of seats."""
         return Bitmap(self.seats[seat].id for seat in seats)
 
+    def indices(self, gpus: Bitmap) -> Bitmap:
+        """What people call these GPUs."""
+        return Bitmap(self.machine.gpus[place].index for place in gpus)
+
     def keys(self, gpus: Bitmap) -> tuple[str, ...]:
         return tuple(key(self.machine.gpus[place]) for place in gpus)
 

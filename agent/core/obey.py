@@ -49,8 +49,7 @@ def _obey_gpus(ledger: Ledger, demand: Demand, given: Bitmap) -> tuple[Bitmap | 
     if unknown:
         return None, f"{wanted}, but there is no GPU {unknown}"
     if taken := places - ledger.free_gpus:
-        taken_indices = Bitmap(ledger.layout.machine.gpus[place].index for place in taken)
-        return None, f"{wanted}, but GPU {taken_indices} is held or faulty"
+        return None, f"{wanted}, but GPU {ledger.layout.indices(taken)} is held or faulty"
     if len(places) != demand.gpus:
         return None, f"{wanted}, but the pod asks for {demand.gpus}"
     return places, None

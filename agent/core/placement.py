@@ -378,10 +378,11 @@ def _refuse(ask: _Ask) -> Refusal:
 def _seat_facts(ask: _Ask) -> list[str]:
     if ask.given is None:
         return [_seats_text(ask)]
-    machine = ask.layout.machine
-    indices = Bitmap(machine.gpus[place].index for place in ask.given)
     on = f"on nodes {ask.layout.ids(ask.base)}" if ask.base else "on no known node"
-    return [f"its GPUs {indices} are {on}", *([_seats_text(ask)] if ask.cpus else [])]
+    return [
+        f"its GPUs {ask.layout.indices(ask.given)} are {on}",
+        *([_seats_text(ask)] if ask.cpus else []),
+    ]
 
 
 def _seats_text(ask: _Ask) -> str:

@@ -87,23 +87,18 @@ def _pod_to_json(layout: Layout, pod: PlannedPod) -> dict[str, Any]:
         "policy": policy and policy.value,
         "exclusive": asked.exclusive.value if isinstance(asked, Demand) and policy else None,
         "nodes": list(placed.nodes) if placed else [],
-        "gpus": indices(layout, union(one.gpus for one in containers)),
+        "gpus": list(layout.indices(union(one.gpus for one in containers))),
         "containers": [
             {
                 "name": one.name,
                 "cpus": str(one.cpus),
                 "mems": str(placed.mems) if placed else "",
-                "gpus": indices(layout, one.gpus),
+                "gpus": list(layout.indices(one.gpus)),
             }
             for one in containers
         ],
         "reason": pod.reason,
     }
-
-
-def indices(layout: Layout, gpus: Bitmap) -> list[int]:
-    """The indices of GPUs, ascending."""
-    return [layout.machine.gpus[place].index for place in gpus]
 
 
 def owners(plan: Plan) -> tuple[Owner, ...]:
@@ -112,7 +107,7 @@ def owners(plan: Plan) -> tuple[Owner, ...]:
     return tuple(
         Owner(
             name=pod.asked.pod,
-            gpus=Bitmap(indices(layout, union(one.gpus for one in pod.outcome.containers))),
+            gpus=layout.indices(union(one.gpus for one in pod.outcome.containers)),
             cpus=union(one.cpus for one in pod.outcome.containers),
         )
         for pod in plan.pods
@@ -161,7 +156,7 @@ def _rows(layout: Layout, pod: PlannedPod) -> list[tuple[str, ...]]:
 
 
 def _held(layout: Layout, one: ContainerPlacement) -> tuple[str, str]:
-    return str(Bitmap(indices(layout, one.gpus))) or "-", str(one.cpus) or "-"
+    return str(layout.indices(one.gpus)) or "-", str(one.cpus) or "-"
 
 
 def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -8,7 +8,6 @@ nothing happened nothing changes.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby
 from types import MappingProxyType
 
 from agent.core.adoption import Pin, PodFact, Refused, adopt_all, make_grants
@@ -85,7 +84,7 @@ def settle(
         for fact in sorted(facts, key=lambda fact: fact.demand.uid)
         if _concerns_us(fact)
     }
-    before = {uid: tuple(g) for uid, g in groupby(ledger.grants, key=lambda grant: grant.uid)}
+    before = {uid: pod.grants for uid, pod in ledger.pods.items()}
     layout = ledger.layout if machine is ledger.layout.machine else lay_out(machine)
     doubts = {
         uid: _doubt(layout, ledger.reserved, grants, of_pod[uid]) if uid in of_pod else "it is gone"
@@ -98,7 +97,7 @@ def settle(
     ledger, adopted, cramped = adopt_all(ledger, new)
     waiting = [fact for fact in new if fact.demand.uid not in adopted]
     ledger, refused, notes = _place_all(ledger, waiting, memory)
-    after = {uid: tuple(g) for uid, g in groupby(ledger.grants, key=lambda grant: grant.uid)}
+    after = {uid: pod.grants for uid, pod in ledger.pods.items()}
     changes = [
         _change(uid, before.get(uid, ()), after.get(uid, ()), uid in adopted, doubts.get(uid))
         for uid in sorted(before.keys() | after.keys())

@@ -13,6 +13,8 @@ from itertools import pairwise
 from agent.core.bitmap import MAX_ID, Bitmap
 
 EMPTY = Bitmap()
+MAX_GPUS = 64
+"""Of one machine: as many as the search for the best GPUs takes."""
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -147,6 +149,8 @@ class Gpu:
     def __post_init__(self) -> None:
         if not _BDF.fullmatch(self.bdf):
             raise ValueError(f'"{self.bdf[:40]}" is not a PCI address (dddd:bb:dd.f, lower case)')
+        if self.index > MAX_ID:
+            raise ValueError(f"GPU {self.bdf} has the index {self.index}, over {MAX_ID}")
         for name, value in (("index", self.index), ("minor", self.minor)):
             if value is not None and value < 0:
                 raise ValueError(f"GPU {self.bdf} has the {name} {value}")
@@ -242,6 +246,8 @@ def _check_cores(machine: Machine) -> None:
 
 
 def _check_gpus(machine: Machine) -> None:
+    if len(machine.gpus) > MAX_GPUS:
+        raise ValueError(f"{len(machine.gpus)} GPUs are more than the {MAX_GPUS} handled here")
     _check_ascending([gpu.index for gpu in machine.gpus], "GPU index")
     _check_unique("PCI address", (gpu.bdf for gpu in machine.gpus))
     _check_unique("UUID", (gpu.uuid for gpu in machine.gpus))

@@ -162,6 +162,14 @@ CONTRADICTIONS = {
         lambda: replace(GPUS[0], bdf="1A:00.0"),
         '"1A:00.0" is not a PCI address (dddd:bb:dd.f, lower case)',
     ),
+    "a GPU index over 1,023": (
+        lambda: replace(GPUS[0], index=1024),
+        "GPU 0000:00:00.0 has the index 1024, over 1023",
+    ),
+    "more GPUs than the search takes": (
+        lambda: replace(MACHINE, gpus=GPUS[:1] * 65),
+        "65 GPUs are more than the 64 handled here",
+    ),
     "a GPU with a negative minor": (
         lambda: replace(GPUS[0], minor=-1),
         "GPU 0000:00:00.0 has the minor -1",
