@@ -7,15 +7,16 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from agent.config import add_flags, flags_given, load_config
 from agent.core.bitmap import Bitmap
 from agent.core.picture import draw_text
 from agent.core.plan import draw_plan, make_plan, owners, plan_to_json
 from agent.core.schema import parse_machine, to_json
 from agent.core.svg import draw_svg
 from agent.core.topology import Machine
-from agent.daemon import observe_machine
 from agent.edge.manifest import read_pods
 from agent.errors import AgentError, ConfigError
+from agent.observation import observe_machine
 
 _LARGEST_FILE = 16 << 20
 """Bytes of a file given by a user; the widest real machine takes 0.1 MB."""
@@ -76,6 +77,14 @@ def _parser() -> argparse.ArgumentParser:
         "--svg", metavar="FILE", help="also draw the node, coloured by pod, into FILE"
     )
     plan.set_defaults(command=_plan)
+    run = commands.add_parser(
+        "run",
+        help="the agent: offer this node's GPUs to kubelet",
+        description="Runs the agent until SIGTERM. SIGHUP reads the configuration anew.",
+        allow_abbrev=False,
+    )
+    add_flags(run)
+    run.set_defaults(command=_run)
     return parser
 
 
@@ -130,6 +139,14 @@ def _plan(options: argparse.Namespace) -> int:
     else:
         sys.stdout.write(draw_plan(plan))
     return 2 if problems else 3 if any(pod.reason for pod in plan.pods) else 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it logs every goodbye of a peer
+    from agent.daemon import Daemon  # gRPC and the like, which the other commands do without
+
+    Daemon(lambda: load_config(options.config, flags_given(options))).run()
+    return 0
 
 
 def _parse_reserved(text: str, machine: Machine) -> Bitmap:

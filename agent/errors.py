@@ -2,7 +2,8 @@
 
 AgentError
 ├── ConfigError     an option or a file given by the user that cannot be meant
-└── DiscoveryError  the machine cannot be read, or what it says contradicts itself
+├── DiscoveryError  the machine cannot be read, or what it says contradicts itself
+└── KubeletError    kubelet cannot be reached, or what it answers makes no sense
 
 Each edge translates foreign exceptions in one place, with the cause chained. The text is
 one sentence for people that names the path or the peer. Core raises only ValueError.
@@ -19,3 +20,7 @@ class ConfigError(AgentError):
 
 class DiscoveryError(AgentError):
     """The machine cannot be read, or what it says contradicts itself."""
+
+
+class KubeletError(AgentError):
+    """Kubelet cannot be reached, or what it answers makes no sense."""

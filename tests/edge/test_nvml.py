@@ -21,8 +21,8 @@ import pytest
 from agent.core.bitmap import Bitmap
 from agent.core.discovery import DriverGpu, DriverReading
 from agent.core.topology import Link, LinkKind
-from agent.edge import nvml
 from agent.edge.nvml import read_driver
+from agent.edge.nvml.child import stuck
 from tests.fakes import nvml as fake
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
@@ -591,13 +591,13 @@ def test_no_process_can_be_started(ask: Ask) -> None:
 def test_a_driver_that_holds_too_many_processes_is_not_asked_again(ask: Ask) -> None:
     """A process that even SIGKILL does not end cannot be made here; sleepers stand in."""
     sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(8)]
-    nvml._stuck.update(sleeper.pid for sleeper in sleepers)
+    stuck.update(sleeper.pid for sleeper in sleepers)
     assert ask().problem == "the GPU driver is not asked again: 8 processes are stuck in it"
     for sleeper in sleepers:
         sleeper.kill()
         os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
     assert ask().problem is None
-    assert nvml._stuck == set()
+    assert stuck == set()
     for sleeper in sleepers:
         sleeper.wait()
 
@@ -735,12 +735,12 @@ XID, ECC = 8, 2
 
 @in_child
 def test_fake_delivers_events_once_and_in_order(driver: Driver) -> None:
-    driver(
-        fake.event(0, 79), fake.event(1, 48), fake.event(0, 0, event_type=ECC), fake.event(0, 31)
-    )
+    state = driver(fake.event(0, 62))
     events = pynvml.nvmlEventSetCreate()
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
     pynvml.nvmlDeviceRegisterEvents(gpu, XID, events)
+    for line in (fake.event(0, 79), fake.event(1, 48), fake.event(0, 0, ECC), fake.event(0, 31)):
+        fake.add_line(state, line)
     seen = [pynvml.nvmlEventSetWait(events, 0) for _ in range(2)]
     assert [(event.eventType, event.eventData) for event in seen] == [(XID, 79), (XID, 31)]
     assert {address_of(event.device) for event in seen} == {address_of(gpu)}
@@ -758,6 +758,17 @@ def test_fake_wakes_who_waits_for_an_event(driver: Driver) -> None:
     writer.start()
     assert pynvml.nvmlEventSetWait(events, 60_000).eventData == 79
     writer.join()
+
+
+@in_child
+def test_fake_delivers_events_of_no_gpu(driver: Driver) -> None:
+    state = driver()
+    sets = [pynvml.nvmlEventSetCreate() for _ in range(2)]
+    pynvml.nvmlDeviceRegisterEvents(pynvml.nvmlDeviceGetHandleByIndex(3), XID, sets[0])
+    fake.add_line(state, fake.event("*", 79))
+    event = pynvml.nvmlEventSetWait(sets[0], 0)
+    assert (event.eventData, address_of(event.device)) == (79, None)
+    assert error_of("nvmlEventSetWait", sets[1], 0) == pynvml.NVML_ERROR_TIMEOUT
 
 
 @in_child

@@ -13,9 +13,10 @@
  *   fail * nvmlDeviceGetName 3        a call's name with or without its _v<n>; * is any call
  *   hang 2 nvmlDeviceGetMemoryInfo    no answer until this line is gone
  *   crash * nvmlInitWithFlags         abort()
- *   event 5 8 79                      GPU, event type, data; delivered once, in order; only append
+ *   event 5 8 79                      GPU, event type, data; * is an event of no GPU; only append
  *
  * GPUs are numbered from 0 in order. A fact that is not there is one that the GPU does not support.
+ * An event is delivered once to each set that was there before it, in order.
  * An unreadable line aborts: a slip in a test must not pass for a driver's answer.
  *
  * Functions, structs and numbers are those that nvidia-ml-py calls with. The mutex is held while a
@@ -23,6 +24,8 @@
  */
 #define _GNU_SOURCE
 #include <assert.h>
+#include <libgen.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -30,8 +33,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
     SUCCESS = 0,
@@ -106,6 +111,7 @@ struct event {
 };
 struct event_set {
     bool used;
+    int next;                             /* the first line `event` that is still to be delivered */
     unsigned long long types[MAX_GPUS];
 };
 
@@ -123,7 +129,6 @@ static char path[4096];
 static struct stat seen;
 static int line_number;
 static int users;                         /* nvmlInit less nvmlShutdown */
-static int delivered;                     /* lines `event` that a wait has passed */
 static struct event_set sets[MAX_SETS];
 static char handles[MAX_GPUS];            /* a GPU's handle is its place in here */
 
@@ -289,7 +294,7 @@ static void read_event(char **rest)
     if (state.events == MAX_EVENTS)
         reject("too many events");
     struct event *event = &state.event[state.events++];
-    event->gpu = (int)read_below(strtok_r(NULL, " ", rest), MAX_GPUS);
+    event->gpu = read_gpu_index(strtok_r(NULL, " ", rest));
     event->type = read_number(strtok_r(NULL, " ", rest));
     event->data = read_number(strtok_r(NULL, " ", rest));
 }
@@ -332,8 +337,9 @@ static void read_state(FILE *file)
     for (line_number = 1; getline(&line, &room, file) >= 0; line_number++)
         read_line(line);
     free(line);
-    if (delivered > state.events)
-        delivered = state.events;
+    for (int i = 0; i < MAX_SETS; i++)
+        if (sets[i].next > state.events)
+            sets[i].next = state.events;
 }
 
 static bool is_same_file(const struct stat *a, const struct stat *b)
@@ -743,7 +749,7 @@ int nvmlEventSetCreate(struct event_set **set)
         return code;
     for (int i = 0; i < MAX_SETS; i++)
         if (!sets[i].used) {
-            sets[i] = (struct event_set){.used = true};
+            sets[i] = (struct event_set){.used = true, .next = state.events};
             *set = &sets[i];
             return end(SUCCESS);
         }
@@ -785,17 +791,26 @@ int nvmlDeviceRegisterEvents(handle device, unsigned long long types, struct eve
     return end(SUCCESS);
 }
 
+static bool is_registered(const struct event_set *set, const struct event *event)
+{
+    unsigned long long types = 0;
+    for (int gpu = 0; gpu < MAX_GPUS; gpu++)
+        if (event->gpu == ANY || event->gpu == gpu)
+            types |= set->types[gpu];
+    return types & event->type;
+}
+
 /* The next line for which `set` is registered; lines for which it is not are passed over. */
-static int take_event(const struct event_set *set, struct event_data *data)
+static int take_event(struct event_set *set, struct event_data *data)
 {
     if (!is_set(set))
         return INVALID_ARGUMENT;
-    while (delivered < state.events) {
-        const struct event *event = &state.event[delivered++];
-        if (!(set->types[event->gpu] & event->type))
+    while (set->next < state.events) {
+        const struct event *event = &state.event[set->next++];
+        if (!is_registered(set, event))
             continue;
         *data = (struct event_data){
-            .device = &handles[event->gpu],
+            .device = event->gpu == ANY ? NULL : &handles[event->gpu],
             .type = event->type,
             .data = event->data,
             .gpu_instance = UINT32_MAX,
@@ -813,16 +828,42 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
+/* A descriptor that tells of changes in the text file's folder, or -1. */
+static int open_watch(void)
+{
+    char folder[sizeof path];
+    int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    strcpy(folder, path);
+    if (watch >= 0
+        && inotify_add_watch(watch, dirname(folder), IN_MOVED_TO | IN_CLOSE_WRITE | IN_DELETE) < 0) {
+        close(watch);
+        return -1;
+    }
+    return watch;
+}
+
+static void await_change(int watch, int64_t timeout_ms)
+{
+    char changes[4096];
+    if (watch < 0 && timeout_ms > NAP_MS)
+        timeout_ms = NAP_MS;
+    poll(&(struct pollfd){.fd = watch, .events = POLLIN}, 1, timeout_ms > 0 ? (int)timeout_ms : 0);
+    while (read(watch, changes, sizeof changes) > 0)
+        continue;
+}
+
 int nvmlEventSetWait_v2(struct event_set *set, struct event_data *data, unsigned timeout_ms)
 {
     int64_t until = now_ms() + timeout_ms;
+    int watch = open_watch();
     for (;;) {
         int code = begin(__func__);
-        if (code)
+        if (!code)
+            code = end(take_event(set, data));
+        if (code != TIMEOUT || now_ms() >= until) {
+            close(watch);
             return code;
-        code = end(take_event(set, data));
-        if (code != TIMEOUT || now_ms() >= until)
-            return code;
-        nap();
+        }
+        await_change(watch, until - now_ms());
     }
 }

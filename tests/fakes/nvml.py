@@ -97,8 +97,11 @@ def crash(call: str, gpu: int | str = "*") -> str:
     return f"crash {gpu} {call}"
 
 
-def event(gpu: int, data: int, event_type: int = 8) -> str:
-    """An event, by default the Xid `data`. Delivered once, so only ever add such lines."""
+def event(gpu: int | str, data: int, event_type: int = 8) -> str:
+    """An event, by default the Xid `data`; of no GPU for "*". Only ever add such lines.
+
+    It is delivered once to each event set that was there before the line.
+    """
     return f"event {gpu} {event_type} {data}"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.topology import Machine, NodeSource
-from agent.daemon import observe_machine
+from agent.observation import observe_machine
 from agent.errors import DiscoveryError
 from tests.core.machines import described
 from tests.fakes import node, nvml

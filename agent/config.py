@@ -1,0 +1,429 @@
+"""What the agent may be told: defaults, then a TOML file, then flags; the later one counts.
+
+An option is one line in Config: its default, its help (what it is, and why that default), and which
+values it takes. Flags, the commented example file, checks and sentences all come from that line.
+"""
+
+import argparse
+import difflib
+import ipaddress
+import json
+import os
+import re
+import stat
+import textwrap
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from functools import partial
+from typing import Any, Final
+
+from agent.core.offer import IdKind
+from agent.core.strict_json import printable
+from agent.errors import ConfigError
+
+_LARGEST_FILE: Final = 64 << 10
+_LONGEST_PATH: Final = 4095
+"""Bytes. Source: PATH_MAX of Linux, less the NUL."""
+_LONGEST_SOCKET: Final = 107
+"""Bytes. Source: unix(7), sun_path of 108 with its NUL."""
+_LONGEST_SOCKET_DIR: Final = _LONGEST_SOCKET - len("/numalet-00000000.sock")
+
+_CDI_KIND: Final = re.compile(
+    r"(?=[^/]{1,253}/)[A-Za-z]([\w.-]*[A-Za-z0-9])?/(?=.{1,63}\Z)[A-Za-z]([\w.-]*[A-Za-z0-9])?",
+    re.ASCII,
+)
+"""Source: the CDI specification, "Kind", and what its Go package lets pass of that."""
+_ADDRESS: Final = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+)):([0-9]{1,5})", re.ASCII)
+
+
+# --- which values an option takes -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Option:
+    """`accept` turns TOML's value into Config's; None: it cannot be meant. `meant` says what can.
+
+    `from_text` turns a flag's text into what TOML would have; what it does not know, it leaves.
+    """
+
+    help: str
+    meant: str
+    metavar: str
+    accept: Callable[[object], Any]
+    from_text: Callable[[str], object] = str
+
+
+def _option(default: object, about: str, **how: Any) -> Any:
+    return field(default=default, metadata={"option": _Option(help=about, **how)})
+
+
+def _path(default: str, about: str, *, example: str = "", longest: int = _LONGEST_PATH) -> Any:
+    """An absolute path; or an empty one, if that is the default."""
+    like = f"an absolute path of at most {longest} bytes, like {default or example}"
+    return _option(
+        default,
+        about,
+        meant=like if default else f"{like}, or empty",
+        metavar="PATH",
+        accept=partial(_accept_path, longest, not default),
+    )
+
+
+def _accept_path(longest: int, optional: bool, value: object) -> str | None:
+    if not isinstance(value, str) or "\0" in value:
+        return None
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:  # a flag with bytes that are no text
+        return None
+    sound = value.startswith("/") and size <= longest
+    return value if sound or (optional and not value) else None
+
+
+def _seconds(default: float, about: str, *, least: float, most: float) -> Any:
+    return _option(
+        default,
+        about,
+        meant=f"a number of seconds from {least:g} to {most:g}, like {default:g}",
+        metavar="SECONDS",
+        accept=partial(_accept_seconds, least, most),
+        from_text=_to_number,
+    )
+
+
+def _accept_seconds(least: float, most: float, value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if least <= value <= most else None
+
+
+def _to_number(text: str) -> object:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _numbers(default: tuple[int, ...], about: str, *, most: int) -> Any:
+    """Whole numbers in ascending order, each once; on the command line with commas between."""
+    return _option(
+        default,
+        about,
+        meant=f"a list of whole numbers from 1 to {most}, like [13, 31] (as a flag: 13,31)",
+        metavar="LIST",
+        accept=partial(_accept_numbers, most),
+        from_text=_to_numbers,
+    )
+
+
+def _accept_numbers(most: int, value: object) -> tuple[int, ...] | None:
+    if not isinstance(value, list | tuple):
+        return None
+    sound = all(type(number) is int and 1 <= number <= most for number in value)
+    return tuple(sorted(set(value))) if sound else None
+
+
+def _to_numbers(text: str) -> object:
+    parts = text.split(",") if text else []
+    sound = all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts)
+    return [int(part) for part in parts] if sound else text
+
+
+def _word(default: str, about: str, words: Sequence[str]) -> Any:
+    return _option(
+        default,
+        about,
+        meant=f"one of {', '.join(words)}",
+        metavar="|".join(words),
+        accept=lambda value: next((word for word in words if word == value), None),
+    )
+
+
+def _text(
+    default: str, about: str, *, metavar: str, meant: str, is_meant: Callable[[str], bool]
+) -> Any:
+    """A text that `is_meant`, or an empty one."""
+
+    def accept(value: object) -> str | None:
+        return value if isinstance(value, str) and (not value or is_meant(value)) else None
+
+    return _option(default, about, meant=f"{meant}, or empty", metavar=metavar, accept=accept)
+
+
+def _is_cdi_kind(text: str) -> bool:
+    return bool(_CDI_KIND.fullmatch(text))
+
+
+def _is_address(text: str) -> bool:
+    found = _ADDRESS.fullmatch(text)
+    if not found or int(found[3]) > 65535:
+        return False
+    try:
+        return ipaddress.ip_address(found[1] or found[2]).version == (6 if found[1] else 4)
+    except ValueError:
+        return False
+
+
+# --- the options ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All options. Raises ValueError with one sentence for a value that cannot be meant."""
+
+    root: str = _path(
+        "/",
+        "The host's files (sysfs, procfs) are below this folder. In a container it is where the "
+        "host is mounted; outside of one, the host itself.",
+    )
+    dev_dir: str = _path(
+        "/dev",
+        "Where the GPU driver's device nodes are on the host; they are looked for at root and this "
+        "path together. Only a driver that a container installs has them elsewhere.",
+    )
+    nvml: str = _path(
+        "",
+        "The GPU driver's library, libnvidia-ml.so.1. Empty: the one that the loader finds, which "
+        "is the right one wherever a container runtime or a package put it in place.",
+        example="/usr/lib64/libnvidia-ml.so.1",
+    )
+    plugin_dir: str = _path(
+        "/var/lib/kubelet/device-plugins",
+        "Kubelet's folder for device plugins, as the agent sees it. Kubelet has it there unless it "
+        "was started with another root folder.",
+        longest=_LONGEST_SOCKET_DIR,
+    )
+    pod_resources: str = _path(
+        "/var/lib/kubelet/pod-resources/kubelet.sock",
+        "Kubelet's socket that tells which pod holds which devices, as the agent sees it. Kubelet "
+        "has it there unless it was started with another root folder.",
+        longest=_LONGEST_SOCKET,
+    )
+    device_ids: IdKind = _word(  # noqa: RUF009 (a field, not a default)
+        IdKind.UUID,
+        "What kubelet knows a GPU by. A uuid stays with its GPU when cards are moved or one is "
+        "lost; an index does not, but some schedulers name GPUs by it.",
+        tuple(IdKind),
+    )
+    visible_devices: IdKind = _word(  # noqa: RUF009
+        IdKind.UUID,
+        "What NVIDIA_VISIBLE_DEVICES names a container's GPUs by. A uuid means the same GPU to "
+        "every driver and runtime.",
+        tuple(IdKind),
+    )
+    cdi_kind: str = _text(
+        "",
+        "Answer kubelet with CDI names of this kind instead of device nodes. Empty: device nodes, "
+        "which every runtime understands and which need no CDI files on the host.",
+        metavar="VENDOR/CLASS",
+        meant="a CDI kind of vendor and class, like nvidia.com/gpu",
+        is_meant=_is_cdi_kind,
+    )
+    fault_file: str = _path(
+        "/etc/nvidia-device-plugin/unhealthyDevices.json",
+        "The administrator's file of GPUs that are not to be given out, as the agent sees it. No "
+        "file, no marks. The default is the path that ACK documents.",
+    )
+    ignored_xids: tuple[int, ...] = _numbers(
+        (13, 31, 43, 45, 68, 109),
+        "Xid errors that do not make a GPU unhealthy. The default are those that an application "
+        "causes, not the GPU.",
+        most=65535,
+    )
+    gpu_recovery_s: float = _seconds(
+        60,
+        "How long a GPU must be sound without a break before it is offered again. Less, and a GPU "
+        "that comes and goes takes pods down with it.",
+        least=0,
+        most=86400,
+    )
+    driver_timeout_s: float = _seconds(
+        30,
+        "How long the GPU driver may take to describe all GPUs. Where nothing keeps them awake it "
+        "first starts each of them, which takes seconds.",
+        least=0.1,
+        most=600,
+    )
+    period_s: float = _seconds(
+        10,
+        "How often the node is looked at when nothing rings. Everything that matters rings; this "
+        "is for what was missed.",
+        least=0.1,
+        most=3600,
+    )
+    status_address: str = _text(
+        "127.0.0.1:9470",
+        "Where /healthz, /readyz and /metrics are served. Port 0: any free one. Empty: nowhere. "
+        "The default is seen by the host only; 0.0.0.0:9470 by the whole network.",
+        metavar="IP:PORT",
+        meant="an IP address and a port, like 127.0.0.1:9470 or [::1]:9470",
+        is_meant=_is_address,
+    )
+    log_level: str = _word(
+        "info",
+        "The least important events that are logged. At info, what changes; at debug, every call.",
+        ("debug", "info", "warning", "error"),
+    )
+
+    def __post_init__(self) -> None:
+        for name in _OPTIONS:
+            object.__setattr__(self, name, _accept(name, name, getattr(self, name)))
+
+
+_FIELDS: Final[Mapping[str, Field[Any]]] = {each.name: each for each in fields(Config)}
+_OPTIONS: Final[Mapping[str, _Option]] = {
+    name: each.metadata["option"] for name, each in _FIELDS.items()
+}
+
+
+def _accept(name: str, where: str, value: object) -> Any:
+    """The value as Config holds it. Raises ValueError; `where` is the subject of its sentence."""
+    option = _OPTIONS[name]
+    accepted = option.accept(value)
+    if accepted is None:
+        raise ValueError(f"{where} is {option.meant}, not {_shown(value)}")
+    return accepted
+
+
+def _shown(value: object) -> str:
+    """The value for a sentence: short, printable, as TOML has it."""
+    if isinstance(value, str):
+        cut = value if len(value) <= 60 else f"{value[:60]}…"
+        return json.dumps(cut, ensure_ascii=not cut.isprintable())
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value}" if value.bit_length() <= 64 else "a huge number"
+    if isinstance(value, list | tuple):
+        items = ["…" if isinstance(item, list | dict) else _shown(item) for item in value[:20]]
+        return f"[{', '.join(items + ['…'] * (len(value) > 20))}]"
+    if isinstance(value, dict):
+        return "a table"
+    return f"{value}"
+
+
+# --- where they come from -------------------------------------------------------------------------
+
+
+class _Once(argparse.Action):
+    """Stores a flag's text, and refuses a flag that is given twice."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, "is given twice")
+        setattr(namespace, self.dest, values)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds `--config FILE` and a flag for each option; what is not given is None."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        action=_Once,
+        help="a TOML file with the options below, their names written with _ and without --",
+    )
+    for name, option in _OPTIONS.items():
+        default = _to_toml(_FIELDS[name].default)
+        parser.add_argument(
+            _flag(name),
+            metavar=option.metavar,
+            action=_Once,
+            help=f"{option.help} (default: {default})".replace("%", "%%"),
+        )
+
+
+def flags_given(parsed: argparse.Namespace) -> dict[str, str]:
+    """Option → text, of what `add_flags` added and the command line gave."""
+    texts = {name: getattr(parsed, name, None) for name in _OPTIONS}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def load_config(file: str | None, flags: Mapping[str, str]) -> Config:
+    """The options that this TOML file and then these flags set; `flags` is option → text.
+
+    Raises ConfigError with one sentence that names file and option, or flag, and what would be
+    right.
+    """
+    where = printable(file or "", 400)
+    table = _read_toml(file, where) if file is not None else {}
+    values = {name: _read_value(f"{where}: ", name, name, table[name]) for name in table}
+    for name, text in flags.items():
+        option = _OPTIONS.get(name)
+        values[name] = _read_value("", _flag(name), name, option.from_text(text) if option else "")
+    return Config(**values)
+
+
+def _read_value(prefix: str, spelling: str, name: str, value: object) -> Any:
+    if name not in _OPTIONS:
+        near = difflib.get_close_matches(name.replace("-", "_"), _OPTIONS, n=1)
+        hint = f"; is {near[0]} meant?" if near else ""
+        raise ConfigError(f"{prefix}{_shown(spelling)} is not an option{hint}")
+    try:
+        return _accept(name, f"{prefix}{spelling}", value)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _read_toml(file: str, where: str) -> dict[str, object]:
+    try:
+        text = _read_bytes(file).decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: is not UTF-8 text: {error.reason}") from error
+    except ValueError as error:
+        raise ConfigError(f"{where}: cannot be read: {error}") from error
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"{where}: is not TOML: it is nested too deep") from error
+    except ValueError as error:
+        raise ConfigError(f"{where}: is not TOML: {printable(str(error), 200)}") from error
+
+
+def _read_bytes(file: str) -> bytes:
+    """Raises OSError, or ValueError with the reason. Does not wait at a pipe."""
+    with open(file, "rb", opener=lambda path, how: os.open(path, how | os.O_NONBLOCK)) as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
+        data = opened.read(_LARGEST_FILE + 1)
+    if len(data) > _LARGEST_FILE:
+        raise ValueError(f"it is larger than {_LARGEST_FILE >> 10} KiB")
+    return data
+
+
+def format_example() -> str:
+    """A TOML file with every option commented out at its default, and its help above it."""
+    parts = ["# Options of the agent, each with its default. A flag counts before this file.\n"]
+    for name, option in _OPTIONS.items():
+        default = _to_toml(_FIELDS[name].default)
+        parts.append(
+            _to_comment(option.help)
+            + _to_comment(f"Takes {option.meant}.")
+            + f"# {name} = {default}\n"
+        )
+    return "\n".join(parts)
+
+
+def _to_comment(text: str) -> str:
+    lines = textwrap.wrap(text, 98, break_long_words=False, break_on_hyphens=False)
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _to_toml(value: object) -> str:
+    if isinstance(value, str):
+        return json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, tuple):
+        return json.dumps(value)
+    return f"{value:g}"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

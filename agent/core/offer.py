@@ -1,0 +1,222 @@
+"""What a node offers to kubelet: its GPUs as devices, the best of them, and how to use them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from agent.core.bitmap import Bitmap
+from agent.core.layout import Layout, key
+from agent.core.ledger import Ledger
+from agent.core.placement import Refusal, choose_gpus, place
+from agent.core.request import ContainerDemand, Demand, Exclusive, Invalid, Role
+from agent.core.settlement import PodFact
+from agent.core.strict_json import shown
+from agent.core.topology import Gpu, Machine
+
+GPUS_KEY = "numalet.io/gpus"
+"""Annotation of a container: the keys of its GPUs, one after the other, as `GPU-1,GPU-2`."""
+NODES_KEY = "numalet.io/nodes"
+"""Annotation of a container: the nodes of its GPUs as a list, `0` or `0-1`; absent if unknown."""
+VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
+"""Source: the environment variable that NVIDIA's container runtime reads."""
+
+_CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
+_CAPABILITIES = "nvidia-caps/"
+
+
+class IdKind(StrEnum):
+    """What a GPU is called by."""
+
+    UUID = "uuid"
+    INDEX = "index"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How devices are named, and how a container gets at them.
+
+    `device_nodes` are those that exist, by their names below `dev_dir` on the host (`nvidia0`).
+    With a `cdi_kind` (`nvidia.com/gpu`) the runtime is given CDI names, and nothing else.
+    """
+
+    ids: IdKind = IdKind.UUID
+    visible: IdKind = IdKind.UUID
+    cdi_kind: str = ""
+    dev_dir: str = "/dev"
+    device_nodes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU as kubelet sees it; `nodes` are NUMA node ids, empty where they are not told."""
+
+    id: str
+    healthy: bool
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What a container is given. `device_nodes` are (path on the host, path in the container)."""
+
+    envs: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    device_nodes: tuple[tuple[str, str], ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """All devices of a machine, in its order. `place_of` is the place of a GPU by device id."""
+
+    layout: Layout
+    manner: Manner
+    devices: tuple[Device, ...]
+    place_of: Mapping[str, int]
+
+    def places(self, ids: Iterable[str]) -> Bitmap:
+        """The places of those ids that are offered."""
+        return Bitmap(self.place_of[one] for one in ids if one in self.place_of)
+
+    def ids(self, places: Bitmap) -> tuple[str, ...]:
+        gpus = self.layout.machine.gpus
+        return tuple(_name(gpus[place], self.manner.ids) for place in places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """The devices that kubelet gave one pod: ids by container name. `pod` is "namespace/name"."""
+
+    pod: str
+    devices: Mapping[str, tuple[str, ...]]
+
+
+def make_offer(layout: Layout, manner: Manner) -> Offer:
+    """GPUs that the driver never named are not offered; those with a fault are, as unhealthy.
+
+    Nodes are told for all devices or for none: kubelet takes a device without one for a device on
+    no node, and refuses pods that would fit.
+    """
+    offered = {
+        _name(gpu, manner.ids): place for place, gpu in enumerate(layout.machine.gpus) if gpu.uuid
+    }
+    gpus = {name: layout.machine.gpus[place] for name, place in offered.items()}
+    known = all(gpu.node is not None for gpu in gpus.values())
+    devices = tuple(
+        Device(
+            id=name,
+            healthy=gpu.fault is None,
+            nodes=(gpu.node,) if known and gpu.node is not None else (),
+        )
+        for name, gpu in gpus.items()
+    )
+    return Offer(layout=layout, manner=manner, devices=devices, place_of=offered)
+
+
+def _name(gpu: Gpu, kind: IdKind) -> str:
+    return str(gpu.index) if kind is IdKind.INDEX else key(gpu)
+
+
+def prefer(
+    offer: Offer,
+    ledger: Ledger,
+    pending: Sequence[Demand],
+    available: Sequence[str],
+    include: Sequence[str],
+    count: int,
+) -> tuple[str, ...]:
+    """The `count` best of the `available` devices, with all of `include`. Never raises.
+
+    `pending` are pods that wait for devices, in the order of their admission: the first one for
+    whom a scheduler or its policy chose exactly such a set gets it. What cannot be is answered with
+    what comes nearest: unknown devices are not preferred, more than there are is all there are.
+    """
+    must = offer.places(include)
+    among = offer.places(available) | must
+    count = min(count, len(among))
+    if count <= len(must):
+        return offer.ids(must)[: max(count, 0)]
+    for gpus in _decided(ledger, pending, count):
+        if must <= gpus <= among:
+            return offer.ids(gpus)
+    return offer.ids(choose_gpus(ledger, among, must, count))
+
+
+def _decided(ledger: Ledger, pending: Iterable[Demand], count: int) -> Iterable[Bitmap]:
+    """The sets of that many GPUs that a container of a pending pod should get."""
+    for demand in pending:
+        decided = demand.decided_gpus or demand.policy
+        if decided and any(container.gpus == count for container in demand.containers):
+            placement = place(ledger, demand)
+            if not isinstance(placement, Refusal):
+                yield from (one.gpus for one in placement.containers if len(one.gpus) == count)
+
+
+def allocate(offer: Offer, ids: Sequence[str]) -> Allocation | Refusal:
+    """How one container gets at these devices. The same ids give the same answer, in any order."""
+    if unknown := sorted(set(ids) - offer.place_of.keys()):
+        return Refusal(reason=f"there is no device {shown(unknown[0])} here")
+    if len(set(ids)) < len(ids):
+        return Refusal(reason="a device is asked for twice")
+    if not ids:
+        return Refusal(reason="no device is asked for")
+    layout, manner = offer.layout, offer.manner
+    gpus = [layout.machine.gpus[place] for place in offer.places(ids)]
+    nodes = {gpu.node for gpu in gpus}
+    annotations = {GPUS_KEY: ",".join(key(gpu) for gpu in gpus)}
+    if None not in nodes:
+        annotations[NODES_KEY] = str(Bitmap(node for node in nodes if node is not None))
+    if manner.cdi_kind:
+        names = tuple(f"{manner.cdi_kind}={_name(gpu, manner.visible)}" for gpu in gpus)
+        return Allocation(annotations=annotations, cdi_devices=names)
+    return Allocation(
+        envs={VISIBLE_DEVICES: ",".join(_name(gpu, manner.visible) for gpu in gpus)},
+        annotations=annotations,
+        device_nodes=tuple(
+            (f"{manner.dev_dir}/{name}", f"/dev/{name}") for name in _device_nodes(manner, gpus)
+        ),
+    )
+
+
+def _device_nodes(manner: Manner, gpus: Sequence[Gpu]) -> list[str]:
+    there = manner.device_nodes
+    own = [f"nvidia{gpu.minor}" for gpu in gpus if gpu.minor is not None]
+    caps = sorted(name for name in there if name.startswith(_CAPABILITIES))
+    return [name for name in (*own, *_CONTROL_NODES) if name in there] + caps
+
+
+def keys_by_id(machine: Machine, ids: IdKind) -> dict[str, str]:
+    """The key of each GPU by its device id."""
+    return {_name(gpu, ids): key(gpu) for gpu in machine.gpus}
+
+
+def to_fact(keys: Mapping[str, str], holding: Holding) -> PodFact:
+    """A pod of which only its devices are known: it has no policy, and no uid but its name.
+
+    `keys` are those of keys_by_id; a device that is not there any more is its own key.
+    """
+    given = {
+        name: tuple(keys.get(one, one) for one in ids) for name, ids in holding.devices.items()
+    }
+    return PodFact(demand=_demand(holding), given=given)
+
+
+def _demand(holding: Holding) -> Demand | Invalid:
+    try:
+        containers = tuple(
+            ContainerDemand(name=name, role=Role.APP, gpus=len(ids), cpus=0, memory_bytes=None)
+            for name, ids in holding.devices.items()
+        )
+        return Demand(
+            pod=holding.pod,
+            uid=holding.pod,
+            policy=None,
+            exclusive=Exclusive.REQUIRED,
+            pinned=False,
+            containers=containers,
+            decided_cpus=None,
+            decided_gpus=None,
+            notes=(),
+        )
+    except ValueError as reason:
+        return Invalid(pod=holding.pod, uid=holding.pod, reason=str(reason))

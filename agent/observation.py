@@ -1,0 +1,26 @@
+"""What a machine is: sysfs and the GPU driver, read once and joined."""
+
+from agent.core.discovery import DriverReading, Host, build_machine
+from agent.core.topology import Machine
+from agent.edge.nvml import read_driver
+from agent.edge.sysfs import read_host
+from agent.errors import DiscoveryError
+
+
+def observe_machine(root: str, nvml: str | None) -> Machine:
+    """The machine below `root`; its GPU driver is asked through the library `nvml`.
+
+    Without a library the host's own driver is asked, if `root` is the host itself and has GPUs.
+    Raises DiscoveryError.
+    """
+    host = read_host(root)
+    driver = read_driver(nvml) if nvml or (root == "/" and host.gpus) else None
+    return join(root, host, driver)
+
+
+def join(root: str, host: Host, driver: DriverReading | None) -> Machine:
+    """The machine that both describe. Raises DiscoveryError where they contradict themselves."""
+    try:
+        return build_machine(host, driver)
+    except ValueError as error:
+        raise DiscoveryError(f"{root}: {error}") from error

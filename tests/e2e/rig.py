@@ -1,0 +1,170 @@
+"""A node to test on: containerd, kubelet and the agent on a GPU server that is not there."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tests.e2e import podresources
+from tests.e2e.agent import Agent
+from tests.e2e.containerd import Containerd
+from tests.e2e.kubelet import PLUGINS, Kubelet, Pod
+from tests.e2e.leftovers import claimed_machine
+from tests.e2e.machine import FakeMachine, make_machine
+from tests.e2e.process import Process, wait_for
+
+T = TypeVar("T")
+
+_REPOSITORY = Path(__file__).parent.parent.parent
+LOGS = _REPOSITORY / ".cache/e2e"
+"""The logs of the last run."""
+
+KUBELET_SOCKET = PLUGINS / "kubelet.sock"
+
+
+def find_binaries() -> dict[str, Path]:
+    """The programs by name. Raises RuntimeError with the sentence that says what is missing."""
+    build = _REPOSITORY / "hack/e2e/build"
+    answer = subprocess.run([build, "--paths"], capture_output=True, text=True)
+    if answer.returncode:
+        raise RuntimeError(answer.stderr.strip())
+    lines = (line.split("\t") for line in answer.stdout.splitlines())
+    binaries = {name: Path(path) for name, path in lines}
+    if unbuilt := [name for name, path in binaries.items() if not path.exists()]:
+        raise RuntimeError(f"{', '.join(unbuilt)} is not built yet: run hack/e2e/build")
+    return binaries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """What runs, and the questions that tests have. Pods are named as kubelet names them."""
+
+    folder: Path
+    library: str
+    machine: FakeMachine
+    containerd: Containerd
+    kubelet: Kubelet
+    agent: Agent
+
+    def wait(self, condition: Callable[[], T], what: str, timeout_s: float = 30) -> T:
+        watched = [self.agent, self.kubelet, self.containerd]
+        return wait_for(condition, what, timeout_s, watched)
+
+    def healthy(self) -> Mapping[str, tuple[int, ...]]:
+        """NUMA nodes by device id, of the devices that kubelet would give out."""
+        return podresources.healthy_devices(self.kubelet.pod_resources)
+
+    def held(self) -> dict[str, frozenset[str]]:
+        """Device ids by pod."""
+        return podresources.held_devices(self.kubelet.pod_resources)
+
+    def is_whole(self) -> bool:
+        """Every GPU of the machine is healthy in the eyes of kubelet."""
+        return set(self.healthy()) == {gpu.uuid for gpu in self.machine.facts.gpus}
+
+    def wait_until_whole(self, timeout_s: float = 30) -> float:
+        """How long it took, in seconds."""
+        start = time.monotonic()
+        self.wait(self.is_whole, "kubelet has all GPUs for healthy", timeout_s)
+        return time.monotonic() - start
+
+    def run_pods(self, *names: str, gpus: int) -> list[Pod]:
+        """Adds pods and waits until they run."""
+        added = [self.kubelet.add_pod(name, gpus=gpus) for name in names]
+
+        def running() -> list[Pod]:
+            pods = self.kubelet.pods()
+            if failed := [pods[name] for name in added if _failed(pods.get(name))]:
+                raise AssertionError(f"kubelet refused {failed}")
+            ready = [pods[name] for name in added if name in pods and pods[name].ready]
+            return ready if len(ready) == len(added) else []
+
+        return self.wait(running, f"{', '.join(added)} run", 60)
+
+    def remove_pods(self) -> None:
+        """Takes all pods away and waits until neither kubelet nor containerd has any of them."""
+        self.kubelet.remove_pods()
+        self.wait(lambda: not self.kubelet.pods() and not self.held(), "the pods are gone", 60)
+        self.wait(
+            lambda: not self.containerd.ctr("tasks", "list", "--quiet").split(),
+            "their containers are gone",
+            60,
+        )
+
+    def restart_kubelet(self) -> None:
+        """SIGKILL, then a new kubelet; returns when it listens for plugins."""
+        self.kubelet.kill()
+        before = _identity(KUBELET_SOCKET)
+        self.kubelet.start()
+        self.wait(
+            lambda: _identity(KUBELET_SOCKET) not in (None, before),
+            "the new kubelet listens for plugins",
+            60,
+        )
+
+
+def _failed(pod: Pod | None) -> bool:
+    return pod is not None and pod.phase == "Failed"
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        facts = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return facts.st_ino, facts.st_ctime_ns
+
+
+@contextlib.contextmanager
+def running_rig(library: str, machine: str = "a800x8") -> Iterator[Rig]:
+    """Everything started, and everything stopped and removed at the end, whatever happens.
+
+    Raises RuntimeError if something is missing, or the machine is a real node.
+    """
+    if os.geteuid() != 0:
+        raise RuntimeError("the end-to-end tests start a kubelet, and must run as root")
+    binaries = find_binaries()
+    folder = Path(tempfile.mkdtemp(prefix="numalet-e2e-"))
+    with claimed_machine(folder):
+        containerd = Containerd(binaries, folder / "containerd")
+        kubelet = Kubelet(binaries["kubelet"], folder / "kubelet", containerd.socket)
+        fake = make_machine(machine, library, folder / machine)
+        rig = Rig(
+            folder=folder,
+            library=library,
+            machine=fake,
+            containerd=containerd,
+            kubelet=kubelet,
+            agent=Agent(fake, folder / "agent", kubelet.pod_resources),
+        )
+        try:
+            containerd.start()
+            kubelet.start()
+            kubelet.wait_until_healthy()
+            rig.agent.start()
+            yield rig
+        finally:
+            _stop(rig)
+            _keep_logs([containerd, kubelet, rig.agent])
+
+
+def _stop(rig: Rig) -> None:
+    """In order, so that kubelet takes its containers away; a step that fails stops none after."""
+    if rig.kubelet.is_running() and rig.containerd.is_running():
+        with contextlib.suppress(AssertionError, OSError):
+            rig.remove_pods()
+    for process in (rig.agent, rig.kubelet, rig.containerd):
+        process.stop()
+
+
+def _keep_logs(processes: Sequence[Process]) -> None:
+    LOGS.mkdir(parents=True, exist_ok=True)
+    for process in processes:
+        if process.log.exists():
+            shutil.copy(process.log, LOGS)

@@ -1,0 +1,293 @@
+"""The device plugin before a real kubelet and containerd, on a server of 8 GPUs and 2 nodes.
+
+Source of the expected sets: every subset of the described GPUs, tried here.
+"""
+
+import itertools
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.e2e.agent import GPU_RECOVERY_S, Agent, sockets
+from tests.e2e.conftest import Note
+from tests.e2e.kubelet import PLUGINS, Pod
+from tests.e2e.machine import make_machine
+from tests.e2e.process import Usage
+from tests.e2e.rig import Rig
+from tests.fakes import nvml
+from tests.fakes.node import Description
+
+BACK_S = 5
+"""Within how long devices must be back after whatever happened."""
+
+GPU_IS_LOST = 15
+FELL_OFF_THE_BUS = 79
+
+
+def ids(machine: Description, *indices: int) -> frozenset[str]:
+    return frozenset(machine.gpus[index].uuid for index in indices)
+
+
+def nvlinks(machine: Description, gpus: tuple[int, ...]) -> int:
+    words = [machine.links[i][j] for i, j in itertools.combinations(gpus, 2)]
+    return sum(int(word[2:]) for word in words if word.startswith("NV"))
+
+
+def best_sets(machine: Description, count: int) -> list[frozenset[str]]:
+    """Of the sets on the fewest NUMA nodes, those with the most NVLinks inside."""
+
+    def goodness(gpus: tuple[int, ...]) -> tuple[int, int]:
+        return -len({machine.gpus[index].node for index in gpus}), nvlinks(machine, gpus)
+
+    sets = list(itertools.combinations(range(len(machine.gpus)), count))
+    best = max(map(goodness, sets))
+    return [ids(machine, *gpus) for gpus in sets if goodness(gpus) == best]
+
+
+def nodes_of(rig: Rig, pod: Pod) -> frozenset[int]:
+    """The NUMA nodes of the GPUs that the pod holds."""
+    return rig.machine.nodes_of(rig.held()[pod.name])
+
+
+def unchanged(rig: Rig, pods: list[Pod]) -> bool:
+    """The pods run in the containers that they ran in."""
+    now = rig.kubelet.pods()
+    return all(now.get(pod.name) == pod for pod in pods)
+
+
+# --- what pods get --------------------------------------------------------------------------------
+
+
+def test_all_gpus_appear_with_their_numa_nodes(rig: Rig) -> None:
+    assert rig.healthy() == {gpu.uuid: (gpu.node,) for gpu in rig.machine.facts.gpus}
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_a_pod_gets_the_best_set_of_its_size(rig: Rig, count: int) -> None:
+    (pod,) = rig.run_pods("only", gpus=count)
+    assert rig.held()[pod.name] in best_sets(rig.machine.facts, count)
+
+
+def test_a_container_sees_its_gpus_and_no_others(rig: Rig) -> None:
+    (pod,) = rig.run_pods("only", gpus=2)
+    held = rig.held()[pod.name]
+    indices = [i for i, gpu in enumerate(rig.machine.facts.gpus) if gpu.uuid in held]
+    rig.wait(
+        lambda: "nvidiactl" in rig.kubelet.output(pod.name), "the container has listed its devices"
+    )
+    lines = rig.kubelet.output(pod.name).splitlines()
+    environment = dict(line.split("=", 1) for line in lines if "=" in line)
+    assert environment["NVIDIA_VISIBLE_DEVICES"].split(",") == [
+        rig.machine.facts.gpus[index].uuid for index in indices
+    ]
+    assert sorted(line for line in lines if line.startswith("nvidia")) == sorted(
+        [f"nvidia{index}" for index in indices] + ["nvidia-uvm", "nvidia-uvm-tools", "nvidiactl"]
+    )
+
+
+@pytest.mark.parametrize("first", [1, 2, 4])
+def test_a_pod_of_four_takes_the_node_that_another_pod_left_whole(rig: Rig, first: int) -> None:
+    (one,) = rig.run_pods("one", gpus=first)
+    (two,) = rig.run_pods("two", gpus=4)
+    assert len(nodes_of(rig, one)) == len(nodes_of(rig, two)) == 1
+    assert nodes_of(rig, one) != nodes_of(rig, two)
+
+
+@pytest.fixture
+def cube(rig: Rig) -> Iterator[Rig]:
+    """The same node with other GPUs: two meshes of direct NVLinks, one and two a pair."""
+    rig.agent.stop()
+    machine = make_machine("v100x8-cube", rig.library, rig.folder / "v100x8-cube")
+    agent = Agent(machine, rig.folder / "agent-cube", rig.kubelet.pod_resources)
+    agent.start()
+    other = replace(rig, machine=machine, agent=agent)
+    try:
+        other.wait_until_whole()
+        yield other
+        other.remove_pods()
+    finally:
+        agent.stop()
+
+
+def test_pods_get_the_best_linked_gpus_of_a_node(cube: Rig) -> None:
+    for count in (2, 3, 4):
+        (pod,) = cube.run_pods(f"pod-of-{count}", gpus=count)
+        assert cube.held()[pod.name] in best_sets(cube.machine.facts, count)
+        cube.remove_pods()
+
+
+# --- GPUs that come and go ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param([nvml.fail("*", GPU_IS_LOST, 5)], id="silently"),
+        pytest.param(
+            [nvml.fail("*", GPU_IS_LOST, 5), nvml.event(5, FELL_OFF_THE_BUS)], id="with an Xid"
+        ),
+    ],
+)
+def test_a_gpu_is_lost_and_comes_back(rig: Rig, note: Note, lines: list[str]) -> None:
+    pods = rig.run_pods("bystander", gpus=4)
+    lost = rig.machine.facts.gpus[5].uuid
+    start = time.monotonic()
+    for line in lines:
+        nvml.add_line(rig.machine.state, line)
+    rig.wait(lambda: lost not in rig.healthy(), "the lost GPU is unhealthy", BACK_S)
+    noticed_s = time.monotonic() - start
+    assert len(rig.healthy()) == 7
+    rig.machine.mend()
+    back_s = rig.wait_until_whole(GPU_RECOVERY_S + BACK_S)
+    assert unchanged(rig, pods)
+    how = "silently" if len(lines) == 1 else "with an Xid"
+    note(f"GPU lost {how}: unhealthy after", f"{noticed_s:.1f} s", f"{BACK_S} s")
+    note("  mended: healthy after", f"{back_s:.1f} s", f"{GPU_RECOVERY_S + BACK_S} s")
+
+
+# --- kubelet and the agent die --------------------------------------------------------------------
+
+
+def test_kubelet_is_killed_twenty_times(rig: Rig, note: Note) -> None:
+    pods = [*rig.run_pods("four", gpus=4), *rig.run_pods("one", gpus=1)]
+    held = rig.held()
+    times_s = []
+    for _ in range(20):
+        rig.restart_kubelet()
+        times_s.append(rig.wait_until_whole(BACK_S))
+        rig.wait(lambda: unchanged(rig, pods), "the pods run as before")
+        assert rig.held() == held
+    note("kubelet killed 20 times: devices back after", spread(times_s), f"{BACK_S} s")
+    (late,) = rig.run_pods("late", gpus=2)
+    assert nodes_of(rig, late) == nodes_of(rig, pods[1])
+
+
+def test_the_agent_is_killed_twenty_times(rig: Rig, note: Note) -> None:
+    pods = [*rig.run_pods("four", gpus=4), *rig.run_pods("one", gpus=1)]
+    held = rig.held()
+    times_s = []
+    for _ in range(20):
+        rig.agent.kill()
+        rig.wait(lambda: not rig.healthy(), "kubelet has noticed")
+        rig.agent.start()
+        times_s.append(rig.wait_until_whole(BACK_S))
+        assert rig.held() == held
+        assert len(sockets()) == 1
+    assert unchanged(rig, pods)
+    note("agent killed 20 times: devices back after", spread(times_s), f"{BACK_S} s")
+    (late,) = rig.run_pods("late", gpus=2)
+    assert nodes_of(rig, late) == nodes_of(rig, pods[1])
+
+
+def spread(times_s: list[float]) -> str:
+    ordered = sorted(times_s)
+    return f"median {ordered[len(ordered) // 2]:.2f} s, worst {ordered[-1]:.2f} s"
+
+
+# --- the plugin directory -------------------------------------------------------------------------
+
+
+def test_the_plugin_socket_is_deleted(rig: Rig, note: Note) -> None:
+    pods = rig.run_pods("bystander", gpus=1)
+    (socket,) = sockets()
+    before = rig.kubelet.registrations()
+    socket.unlink()
+    start = time.monotonic()
+    rig.wait(lambda: rig.kubelet.registrations() > before, "the agent registers again", BACK_S)
+    rig.wait(lambda: rig.agent.is_ready() and rig.is_whole(), "kubelet has the devices", BACK_S)
+    assert len(sockets()) == 1
+    note("plugin socket deleted: back after", f"{time.monotonic() - start:.2f} s", f"{BACK_S} s")
+    assert unchanged(rig, pods)
+    rig.run_pods("late", gpus=4)
+
+
+def test_the_plugin_directory_is_wiped(rig: Rig, note: Note) -> None:
+    pods = rig.run_pods("bystander", gpus=1)
+    for path in PLUGINS.iterdir():
+        path.unlink()
+    rig.restart_kubelet()
+    took_s = rig.wait_until_whole(BACK_S)
+    note("plugin directory wiped, kubelet restarted: back after", f"{took_s:.2f} s", f"{BACK_S} s")
+    rig.wait(lambda: unchanged(rig, pods), "the pod runs as before")
+    rig.run_pods("late", gpus=4)
+
+
+def test_a_second_agent_refuses_and_the_first_goes_on(rig: Rig) -> None:
+    pods = rig.run_pods("bystander", gpus=1)
+    second = Agent(rig.machine, rig.folder / "second", rig.kubelet.pod_resources)
+    second.start()
+    try:
+        assert second.wait(30) > 0
+    finally:
+        second.stop()
+    (sentence,) = second.log.read_text().splitlines()
+    assert sentence.startswith("numalet: ")
+    assert str(PLUGINS) in sentence
+    assert rig.agent.is_ready()
+    assert rig.is_whole()
+    assert unchanged(rig, pods)
+    rig.run_pods("late", gpus=4)
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+BATCH = 8
+WARM_UP = 3
+BATCHES = 25
+
+
+def mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.1f} MiB"
+
+
+def test_two_hundred_pods_leak_nothing(rig: Rig, note: Note) -> None:
+    start = time.monotonic()
+    for batch in range(BATCHES):
+        if batch == WARM_UP:
+            before = rig.agent.usage()
+        rig.run_pods(*(f"pod-{batch}-{i}" for i in range(BATCH)), gpus=1)
+        assert len(frozenset.union(*rig.held().values())) == BATCH
+        rig.remove_pods()
+        print(batch, rig.agent.usage())
+    took_s = time.monotonic() - start
+    rig.wait(lambda: not_more(rig.agent.usage(), before), f"the agent is as it was: {before}")
+    after = rig.agent.usage()
+    note(f"{BATCHES * BATCH} pods, {BATCH} at a time", f"{took_s:.0f} s")
+    grown = after.rss_bytes - before.rss_bytes
+    note("  the agent has grown by", f"{grown / 1024:+.0f} KiB", "2048 KiB")
+    note("  threads", f"{before.threads} → {after.threads}", "no more")
+    note("  open files", f"{before.files} → {after.files}", "no more")
+    assert grown <= 2 << 20
+    (pod,) = rig.run_pods("all", gpus=8)
+    assert len(rig.held()[pod.name]) == 8
+
+
+def not_more(now: Usage, before: Usage) -> bool:
+    return (
+        now.threads <= before.threads
+        and now.files <= before.files
+        and now.processes <= before.processes
+    )
+
+
+IDLE_S = 60
+RSS_BAR = 60 << 20
+CPU_BAR = 0.003
+
+
+def test_it_is_small_and_idles(rig: Rig, note: Note) -> None:
+    rig.run_pods("bystander", gpus=4)
+    before, start = rig.agent.usage(), time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        rig.agent.wait(IDLE_S)
+    after, took_s = rig.agent.usage(), time.monotonic() - start
+    share = (after.cpu_s - before.cpu_s) / took_s
+    note("resident memory of the agent and its children", mib(after.rss_bytes), mib(RSS_BAR))
+    note("  shared pages counted once", mib(after.pss_bytes))
+    note("  processes, threads", f"{after.processes}, {after.threads}")
+    note(f"CPU of them over {IDLE_S} idle seconds", f"{share:.2%}", f"{CPU_BAR:.2%}")
+    assert after.rss_bytes <= RSS_BAR
+    assert share <= CPU_BAR
