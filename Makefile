@@ -19,6 +19,7 @@ check: venv  ## all that must hold before a change lands
 
 bench: venv  ## speed and memory, printed
 	hack/bench
+	$(BIN)/python -m tests.bench.running_agent
 	$(BIN)/pytest --benchmark-enable --benchmark-only --benchmark-columns=min,median,ops --benchmark-group-by=group tests/bench
 
 format: venv

@@ -45,7 +45,7 @@ def format_event(event: str, facts: dict[str, object]) -> str:
 
 
 def _quote(value: object) -> str:
-    text = f"{value:.3g}" if isinstance(value, float) else str(value)
+    text = f"{round(value, 3):g}" if isinstance(value, float) else str(value)
     plain = text and text.isprintable() and not set(text) & set(' ="\\')
     return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())
 

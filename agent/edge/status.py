@@ -402,12 +402,13 @@ def _read_head(connection: socket.socket, deadline_s: float) -> bytes:
     """
     head = bytearray()
     while len(head) <= _LARGEST_REQUEST:
-        connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
         part = connection.recv(4096)
         head += part
         tail = head[-len(part) - 3 :]
         if not part or b"\n\r\n" in tail or b"\n\n" in tail:
             break
-        if time.monotonic() > deadline_s:
-            raise TimeoutError
     return bytes(head)

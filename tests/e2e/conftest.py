@@ -1,5 +1,6 @@
 """One rig for all end-to-end tests, and a table of what they measured."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def note(request: pytest.FixtureRequest) -> Note:
-    def keep(what: str, value: str, bar: str = "") -> None:
+    def keep(what: str, value: str, bar: str) -> None:
         request.config.stash[_FIGURES].append((what, value, bar))
 
     return keep
@@ -39,11 +40,12 @@ def pytest_terminal_summary(
 
 @pytest.fixture(scope="session")
 def session_rig(library: str) -> Iterator[Rig]:
-    try:
-        with running_rig(library) as rig:
-            yield rig
-    except RuntimeError as error:
-        pytest.exit(str(error), returncode=2)
+    with contextlib.ExitStack() as stack:
+        try:
+            rig = stack.enter_context(running_rig(library))
+        except RuntimeError as error:
+            pytest.exit(str(error), returncode=2)
+        yield rig
 
 
 @pytest.fixture

@@ -60,16 +60,18 @@ def claimed_machine(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            sweep(folder)
+            found = sweep(folder)
             for path in HOME.iterdir():
                 _remove(path)
             for place in new_places:
                 _remove(Path(place))
+    if found:
+        raise RuntimeError(f"what the tests should have stopped ran on: {', '.join(found)}")
 
 
 def sweep(folder: Path) -> list[str]:
-    """Ends and removes whatever is left of a run; what it found, as sentences."""
-    found = [f"process {pid} was left" for pid in _end_processes(folder)]
+    """Ends and removes whatever is left of a run; the programs that it had to end."""
+    found = _end_processes(folder)
     for mount in reversed(_mounts(folder)):
         subprocess.run(["umount", "--lazy", mount], check=True)
     for cgroup in _cgroups():
@@ -78,7 +80,7 @@ def sweep(folder: Path) -> list[str]:
     return found
 
 
-def _end_processes(folder: Path) -> list[int]:
+def _end_processes(folder: Path) -> list[str]:
     """Programs that the run started, and whatever is in kubelet's cgroups."""
     started = [
         process.pid
@@ -86,14 +88,22 @@ def _end_processes(folder: Path) -> list[int]:
         if (process.info["environ"] or {}).get(_MARK) == str(folder)
     ]
     contained = [pid for cgroup in _cgroups() for pid in _members(cgroup)]
-    left = sorted({*started, *contained} - {os.getpid()})
-    for pid in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).kill()
+    ended = [_kill(pid) for pid in sorted({*started, *contained} - {os.getpid()})]
     deadline = time.monotonic() + 10
     while any(_members(cgroup) for cgroup in _cgroups()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return left
+    return [program for program in ended if program]
+
+
+def _kill(pid: int) -> str:
+    """The program, or nothing if it has ended already."""
+    try:
+        process = psutil.Process(pid)
+        program = f"{process.name()} ({pid})"
+        process.kill()
+    except psutil.NoSuchProcess:
+        return ""
+    return program
 
 
 def _members(cgroup: Path) -> list[int]:

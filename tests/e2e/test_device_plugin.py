@@ -15,13 +15,15 @@ from tests.e2e.agent import GPU_RECOVERY_S, Agent, sockets
 from tests.e2e.conftest import Note
 from tests.e2e.kubelet import PLUGINS, Pod
 from tests.e2e.machine import make_machine
-from tests.e2e.process import Usage
 from tests.e2e.rig import Rig
 from tests.fakes import nvml
 from tests.fakes.node import Description
 
 BACK_S = 5
 """Within how long devices must be back after whatever happened."""
+
+RESET_S = 5
+"""How long a GPU that needs a reset is away."""
 
 GPU_IS_LOST = 15
 FELL_OFF_THE_BUS = 79
@@ -140,6 +142,7 @@ def test_a_gpu_is_lost_and_comes_back(rig: Rig, note: Note, lines: list[str]) ->
     rig.wait(lambda: lost not in rig.healthy(), "the lost GPU is unhealthy", BACK_S)
     noticed_s = time.monotonic() - start
     assert len(rig.healthy()) == 7
+    rig.wait(lambda: time.monotonic() > start + RESET_S, "the GPU is reset")
     rig.machine.mend()
     back_s = rig.wait_until_whole(GPU_RECOVERY_S + BACK_S)
     assert unchanged(rig, pods)
@@ -235,8 +238,9 @@ def test_a_second_agent_refuses_and_the_first_goes_on(rig: Rig) -> None:
 # --- what it costs --------------------------------------------------------------------------------
 
 BATCH = 8
-WARM_UP = 3
 BATCHES = 25
+SLACK = 2
+"""Threads and files that come and go with gRPC's pools; a leak a batch would be six times that."""
 
 
 def mib(size_bytes: int) -> str:
@@ -244,33 +248,26 @@ def mib(size_bytes: int) -> str:
 
 
 def test_two_hundred_pods_leak_nothing(rig: Rig, note: Note) -> None:
-    start = time.monotonic()
-    for batch in range(BATCHES):
-        if batch == WARM_UP:
-            before = rig.agent.usage()
-        rig.run_pods(*(f"pod-{batch}-{i}" for i in range(BATCH)), gpus=1)
+    start, usages = time.monotonic(), []
+    for _ in range(BATCHES):
+        rig.run_pods(*["small"] * BATCH, gpus=1)
         assert len(frozenset.union(*rig.held().values())) == BATCH
         rig.remove_pods()
-        print(batch, rig.agent.usage())
-    took_s = time.monotonic() - start
-    rig.wait(lambda: not_more(rig.agent.usage(), before), f"the agent is as it was: {before}")
-    after = rig.agent.usage()
-    note(f"{BATCHES * BATCH} pods, {BATCH} at a time", f"{took_s:.0f} s")
-    grown = after.rss_bytes - before.rss_bytes
-    note("  the agent has grown by", f"{grown / 1024:+.0f} KiB", "2048 KiB")
-    note("  threads", f"{before.threads} → {after.threads}", "no more")
-    note("  open files", f"{before.files} → {after.files}", "no more")
+        usages.append(rig.agent.usage())
+    early, late = usages[: BATCHES // 2], usages[BATCHES // 2 :]
+    grown = late[-1].rss_bytes - early[-1].rss_bytes
+    threads = [max(usage.threads for usage in half) for half in (early, late)]
+    files = [max(usage.files for usage in half) for half in (early, late)]
+    note(f"{BATCHES * BATCH} pods, {BATCH} at a time", f"{time.monotonic() - start:.0f} s", "")
+    note("  grown in the second half by", f"{grown / 1024:.0f} KiB", "2048 KiB")
+    note("  most threads in either half", "{}, {}".format(*threads), f"+{SLACK}")
+    note("  most open files in either half", "{}, {}".format(*files), f"+{SLACK}")
     assert grown <= 2 << 20
+    assert threads[1] <= threads[0] + SLACK
+    assert files[1] <= files[0] + SLACK
+    assert late[-1].processes <= early[-1].processes
     (pod,) = rig.run_pods("all", gpus=8)
     assert len(rig.held()[pod.name]) == 8
-
-
-def not_more(now: Usage, before: Usage) -> bool:
-    return (
-        now.threads <= before.threads
-        and now.files <= before.files
-        and now.processes <= before.processes
-    )
 
 
 IDLE_S = 60
@@ -286,8 +283,8 @@ def test_it_is_small_and_idles(rig: Rig, note: Note) -> None:
     after, took_s = rig.agent.usage(), time.monotonic() - start
     share = (after.cpu_s - before.cpu_s) / took_s
     note("resident memory of the agent and its children", mib(after.rss_bytes), mib(RSS_BAR))
-    note("  shared pages counted once", mib(after.pss_bytes))
-    note("  processes, threads", f"{after.processes}, {after.threads}")
+    note("  shared pages counted once", mib(after.pss_bytes), "")
+    note("  processes, threads", f"{after.processes}, {after.threads}", "")
     note(f"CPU of them over {IDLE_S} idle seconds", f"{share:.2%}", f"{CPU_BAR:.2%}")
     assert after.rss_bytes <= RSS_BAR
     assert share <= CPU_BAR

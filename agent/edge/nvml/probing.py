@@ -9,14 +9,13 @@ import ctypes
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import pynvml
 
-from agent.core.discovery import DriverReading
 from agent.core.health import Probe, Sighting, Xid
 from agent.edge.nvml.child import send
 from agent.edge.nvml.reading import interrogate, read_fault, read_gpu
@@ -101,10 +100,11 @@ def read_and_watch(library: str | None, timeout_s: float, pace: Pace, pipe: int)
 def _watch(watches: Sequence[_Watch], events: Any, pace: Pace, pipe: int) -> str:
     """Sends all GPUs every `probe_s`, and at once what is news; why the session ends."""
     news: News = queue.SimpleQueue()
+    named = {_address(watch.talk.handle): watch.uuid for watch in watches if watch.talk.handle}
     for watch in watches:
         _start(partial(_probe_forever, watch, pace, news))
     if events is not None:
-        _start(partial(_listen_forever, watches, events, pace, news))
+        _start(partial(_listen_forever, events, named, pace, news))
     start = time.monotonic()
     due = start + pace.probe_s
     while True:
@@ -112,7 +112,7 @@ def _watch(watches: Sequence[_Watch], events: Any, pace: Pace, pipe: int) -> str
         end = _why_end(watches, start, pace)
         if end or time.monotonic() >= due:
             due = time.monotonic() + pace.probe_s
-            fresh += watches
+            fresh = [*watches, *(item for item in fresh if isinstance(item, Xid))]
         send(pipe, _sight(fresh, pace))
         if end:
             return end
@@ -198,6 +198,8 @@ def _probe(watch: _Watch) -> _Finding:
         fault = read_fault(watch.talk)
     except RefusalError as refusal:
         watch.unread = True
+        if watch.found.gone and refusal.code == watch.found.code:
+            return watch.found  # the same error, met at another call
         return _Finding(fault=str(refusal), gone=True, code=refusal.code)
     watch.unread = False
     return _Finding(fault=fault)
@@ -237,8 +239,10 @@ def _register(events: Any, talk: Talk) -> None:
     talk.ask("nvmlDeviceRegisterEvents", talk.handle, pynvml.nvmlEventTypeXidCriticalError, events)
 
 
-def _listen_forever(watches: Sequence[_Watch], events: Any, pace: Pace, news: News) -> None:
-    named = {_address(watch.talk.handle): watch.uuid for watch in watches if watch.talk.handle}
+def _listen_forever(
+    events: Any, named: Mapping[int | None, str | None], pace: Pace, news: News
+) -> None:
+    """`named` are the UUIDs of all GPUs by the address of their handles."""
     talk = Talk()
     while True:
         try:
