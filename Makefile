@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv test check bench format clean
+.PHONY: venv test e2e check bench format clean
 
 venv: .venv/.ready
 
@@ -13,6 +13,10 @@ venv: .venv/.ready
 
 test: venv  ## the whole suite
 	$(BIN)/pytest
+
+e2e: venv  ## against a real kubelet and containerd; needs root, builds kubelet with Go
+	hack/e2e/build
+	$(BIN)/pytest --durations=0 --durations-min=1 tests/e2e
 
 check: venv  ## all that must hold before a change lands
 	hack/check

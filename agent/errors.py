@@ -1,9 +1,10 @@
 """Every error that numalet raises on purpose.
 
 AgentError
-├── ConfigError     an option or a file given by the user that cannot be meant
-├── DiscoveryError  the machine cannot be read, or what it says contradicts itself
-└── KubeletError    kubelet cannot be reached, or what it answers makes no sense
+├── ConfigError            an option or a file given by the user that cannot be meant
+├── DiscoveryError         the machine cannot be read, or what it says contradicts itself
+├── KubeletError           kubelet cannot be reached, or what it answers makes no sense
+└── ContainerRuntimeError  the container runtime cannot be reached, or breaks its protocol
 
 Each edge translates foreign exceptions in one place, with the cause chained. The text is
 one sentence for people that names the path or the peer. Core raises only ValueError.
@@ -24,3 +25,7 @@ class DiscoveryError(AgentError):
 
 class KubeletError(AgentError):
     """Kubelet cannot be reached, or what it answers makes no sense."""
+
+
+class ContainerRuntimeError(AgentError):
+    """The container runtime cannot be reached, or breaks its protocol."""

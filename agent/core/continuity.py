@@ -4,11 +4,11 @@ A GPU that once was there stays known: kubelet, and the pods that hold it, know 
 called then. It keeps its index, its place in the machine and its links, and gets a fault.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from agent.core.discovery import DriverGpu, DriverReading
-from agent.core.topology import Link, Machine
+from agent.core.topology import MAX_GPUS, Link, Machine
 
 GONE = "the GPU driver does not list it any more"
 
@@ -33,38 +33,64 @@ def remember(
         if old.bdf is None:
             continue
         new = named.pop(old.bdf, None) or nameless.pop(old.index, None)
-        gpus.append(_complete(old, new, by_index) if new else replace(old, fault=GONE))
-    unknown = [*named.values(), *nameless.values()]
-    gpus += _number({gpu.index for gpu in gpus}, unknown)
-    gpus.sort(key=lambda gpu: gpu.index)
+        gpus.append(_complete(old, new) if new else replace(old, fault=GONE))
+    used = {gpu.index for gpu in gpus}
+    gpus += _number(used, sorted([*named.values(), *nameless.values()], key=_index))
+    gpus = _without_doubles(gpus, now)
+    if by_index:
+        gpus = [_distrust(gpu, now) for gpu in gpus]
+    gpus.sort(key=_index)
     links = _links(before) | _links(now)
-    return replace(
-        now,
-        gpus=tuple(gpus),
-        links=tuple(tuple(links.get((a.bdf, b.bdf)) for b in gpus) for a in gpus),
-    )
+    matrix = tuple(tuple(links.get((a.bdf, b.bdf)) for b in gpus) for a in gpus)
+    return replace(now, gpus=tuple(gpus), links=matrix)
 
 
-def _complete(old: DriverGpu, new: DriverGpu, by_index: bool) -> DriverGpu:
+def _index(gpu: DriverGpu) -> int:
+    return gpu.index
+
+
+def _complete(old: DriverGpu, new: DriverGpu) -> DriverGpu:
     """The new facts, and the old ones that a GPU with a fault does not tell."""
     facts = {
         name: getattr(old, name)
         for name in (field.name for field in fields(DriverGpu))
         if name == "index" or (name != "fault" and getattr(new, name) is None)
     }
-    if by_index and new.bdf is not None and new.index != old.index and new.fault is None:
-        facts["fault"] = f"the driver calls it GPU {new.index} now, and kubelet GPU {old.index}"
     return replace(new, **facts)
 
 
-def _number(used: set[int], gpus: list[DriverGpu]) -> list[DriverGpu]:
-    """GPUs that were not there before, by their own indices or, where taken, the next free ones."""
-    numbered = []
-    for gpu in sorted(gpus, key=lambda gpu: gpu.index):
-        index = gpu.index if gpu.index not in used else max(used) + 1
-        used = used | {index}
-        numbered.append(replace(gpu, index=index))
-    return numbered
+def _number(used: set[int], gpus: Sequence[DriverGpu]) -> list[DriverGpu]:
+    """GPUs that were not there before, by their own indices or, where taken, further ones."""
+    free = [gpu for gpu in gpus if gpu.index not in used]
+    taken = [gpu for gpu in gpus if gpu.index in used]
+    beyond = max([*used, *map(_index, gpus)], default=-1) + 1
+    return free + [replace(gpu, index=index) for index, gpu in enumerate(taken, beyond)]
+
+
+def _without_doubles(gpus: Sequence[DriverGpu], now: DriverReading) -> list[DriverGpu]:
+    """A remembered GPU gives up the UUID and the minor that a listed one of another address has,
+    and its place where there are too many."""
+    uuids = {gpu.uuid for gpu in now.gpus if gpu.uuid is not None}
+    minors = {gpu.minor for gpu in now.gpus if gpu.minor is not None}
+    listed = {gpu.bdf for gpu in now.gpus}
+    kept = []
+    for gpu in gpus:
+        if gpu.bdf not in listed:
+            if len(gpus) > MAX_GPUS and gpu.fault == GONE:
+                continue
+            uuid = None if gpu.uuid in uuids else gpu.uuid
+            minor = None if gpu.minor in minors else gpu.minor
+            gpu = replace(gpu, uuid=uuid, minor=minor)
+        kept.append(gpu)
+    return kept
+
+
+def _distrust(gpu: DriverGpu, now: DriverReading) -> DriverGpu:
+    """The GPU, with a fault where its index means another one to the driver."""
+    theirs = next((one.index for one in now.gpus if one.bdf == gpu.bdf), gpu.index)
+    if theirs == gpu.index or gpu.fault is not None:
+        return gpu
+    return replace(gpu, fault=f"the driver calls it GPU {theirs} now, and kubelet GPU {gpu.index}")
 
 
 def _links(reading: DriverReading) -> dict[tuple[str | None, str | None], Link]:

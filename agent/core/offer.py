@@ -1,6 +1,6 @@
 """What a node offers to kubelet: its GPUs as devices, the best of them, and how to use them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -9,7 +9,7 @@ from agent.core.layout import Layout, key
 from agent.core.ledger import Ledger
 from agent.core.placement import Refusal, choose_gpus, place
 from agent.core.request import ContainerDemand, Demand, Exclusive, Invalid, Role
-from agent.core.settlement import PodFact
+from agent.core.settlement import PodFact, grants_of
 from agent.core.strict_json import shown
 from agent.core.topology import Gpu, Machine
 
@@ -21,7 +21,6 @@ VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 """Source: the environment variable that NVIDIA's container runtime reads."""
 
 _CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
-_CAPABILITIES = "nvidia-caps/"
 
 
 class IdKind(StrEnum):
@@ -127,29 +126,42 @@ def prefer(
 ) -> tuple[str, ...]:
     """The `count` best of the `available` devices, with all of `include`. Never raises.
 
-    `pending` are pods that wait for devices, in the order of their admission: the first one for
-    whom a scheduler or its policy chose exactly such a set gets it. What cannot be is answered with
-    what comes nearest: unknown devices are not preferred, more than there are is all there are.
+    `pending` are pods that wait for devices, in the order of their admission: the first one with a
+    container of that size gets what its scheduler or its policy chose for it. What cannot be is
+    answered with what comes nearest: unknown devices are not preferred, nor are those with a fault
+    that kubelet has not heard of yet; more than there are is all there are.
     """
     must = offer.places(include)
     among = offer.places(available) | must
     count = min(count, len(among))
     if count <= len(must):
         return offer.ids(must)[: max(count, 0)]
-    for gpus in _decided(ledger, pending, count):
+    sound = (among & ledger.layout.sound) | must
+    if len(sound) >= count:
+        among = sound
+    for gpus in _planned(ledger, pending, count):
         if must <= gpus <= among:
             return offer.ids(gpus)
     return offer.ids(choose_gpus(ledger, among, must, count))
 
 
-def _decided(ledger: Ledger, pending: Iterable[Demand], count: int) -> Iterable[Bitmap]:
-    """The sets of that many GPUs that a container of a pending pod should get."""
+def _planned(ledger: Ledger, pending: Sequence[Demand], count: int) -> Iterator[Bitmap]:
+    """The sets of that many GPUs that containers of pending pods should get, in the order of pods.
+
+    All pending pods are placed beside each other, those that a scheduler decided first. What one of
+    them has already is a part of its place.
+    """
+    names = {demand.pod for demand in pending}
+    ledger = ledger.without({grant.uid for grant in ledger.grants if grant.pod in names})
+    sets: dict[str, list[Bitmap]] = {}
+    for demand in sorted(pending, key=lambda demand: demand.decided_gpus is None):
+        placement = place(ledger, demand)
+        if not isinstance(placement, Refusal):
+            grants = grants_of(ledger.layout, demand, placement, demand.uid)
+            ledger = ledger.with_grants(grants)
+            sets[demand.uid] = [one.gpus for one in placement.containers if len(one.gpus) == count]
     for demand in pending:
-        decided = demand.decided_gpus or demand.policy
-        if decided and any(container.gpus == count for container in demand.containers):
-            placement = place(ledger, demand)
-            if not isinstance(placement, Refusal):
-                yield from (one.gpus for one in placement.containers if len(one.gpus) == count)
+        yield from sets.get(demand.uid, ())
 
 
 def allocate(offer: Offer, ids: Sequence[str]) -> Allocation | Refusal:
@@ -179,10 +191,8 @@ def allocate(offer: Offer, ids: Sequence[str]) -> Allocation | Refusal:
 
 
 def _device_nodes(manner: Manner, gpus: Sequence[Gpu]) -> list[str]:
-    there = manner.device_nodes
     own = [f"nvidia{gpu.minor}" for gpu in gpus if gpu.minor is not None]
-    caps = sorted(name for name in there if name.startswith(_CAPABILITIES))
-    return [name for name in (*own, *_CONTROL_NODES) if name in there] + caps
+    return [name for name in (*own, *_CONTROL_NODES) if name in manner.device_nodes]
 
 
 def keys_by_id(machine: Machine, ids: IdKind) -> dict[str, str]:

@@ -50,7 +50,11 @@ class Seen:
 class Registration:
     """What was done. `tried` is the kubelet of the last attempt, `registered` that of the last
     success, None when it must be made anew. `opened` are the streams seen before it. `failures`
-    count since all was well, `not_before_s` is when the next attempt may be made."""
+    count since all was well, `not_before_s` is when the next attempt may be made.
+
+    `spent`: our socket was registered. A socket serves one registration, so that a stream that
+    kubelet opens late cannot be taken for one of a later registration.
+    """
 
     tried: SocketId | None = None
     registered: SocketId | None = None
@@ -59,6 +63,7 @@ class Registration:
     failures: int = 0
     not_before_s: float = 0.0
     streaming: bool = False
+    spent: bool = False
 
 
 def next_step(state: Registration, seen: Seen) -> tuple[Registration, Step]:
@@ -66,13 +71,15 @@ def next_step(state: Registration, seen: Seen) -> tuple[Registration, Step]:
     state = _notice(state, seen)
     if seen.kubelet is None:
         return state, Step.WAIT
-    if not seen.listening:
-        return state, Step.END_STREAM if seen.streams else Step.LISTEN
-    if state.registered == seen.kubelet:
+    if seen.listening and state.registered == seen.kubelet:
         return state, Step.WAIT
     if seen.streams:
         return state, Step.END_STREAM
-    return state, Step.REGISTER if seen.now_s >= state.not_before_s else Step.WAIT
+    if not seen.listening:
+        return replace(state, spent=False), Step.LISTEN
+    if seen.now_s < state.not_before_s:
+        return state, Step.WAIT
+    return (replace(state, spent=False), Step.LISTEN) if state.spent else (state, Step.REGISTER)
 
 
 def _notice(state: Registration, seen: Seen) -> Registration:
@@ -88,7 +95,7 @@ def _notice(state: Registration, seen: Seen) -> Registration:
         return _lost(replace(state, streaming=False), seen, SETTLING_S)
     waited = seen.now_s - state.registered_s
     if state.registered and (seen.opened > state.opened or waited >= OPENING_S):
-        return _lost(state, seen, 0.0)
+        return _lost(state, seen, SETTLING_S if seen.opened > state.opened else 0.0)
     return state
 
 
@@ -103,7 +110,9 @@ def after_attempt(
 ) -> Registration:
     """The state after a registration that kubelet `seen` accepted or not; `jitter` is 0 to 1."""
     if ok:
-        return replace(state, registered=seen.kubelet, registered_s=now_s, opened=seen.opened)
+        return replace(
+            state, registered=seen.kubelet, registered_s=now_s, opened=seen.opened, spent=True
+        )
     pause = pause_s(state.failures) * (0.5 + jitter / 2)
     return replace(state, failures=state.failures + 1, not_before_s=now_s + pause)
 

@@ -146,7 +146,19 @@ def _doubt(
             return f"kubelet gave container {container} other GPUs"
     if not all(grant.placed for grant in grants):
         return "it was refused"
-    return "it is not pinned yet" if demand.pinned and not cpus else None
+    if demand.pinned and not cpus:
+        return "it is not pinned yet"
+    return _doubt_sizes(demand, grants) if demand.pinned and not demand.decided_cpus else None
+
+
+def _doubt_sizes(demand: Demand, grants: tuple[Grant, ...]) -> str | None:
+    """Whether a pinned pod has other containers now, or they another size."""
+    asked = {container.name: container.cpus for container in demand.containers}
+    held = {grant.container: len(grant.cpus) for grant in grants if grant.cpus}
+    for container in asked.keys() | held.keys():
+        if (want := asked.get(container, 0)) != held.get(container, 0):
+            return f"container {container} asks for {want} CPUs now"
+    return None
 
 
 # --- placing --------------------------------------------------------------------------------------

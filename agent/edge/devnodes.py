@@ -1,11 +1,10 @@
 """The GPU driver's device nodes on the host."""
 
 import os
+import re
 import stat
-from collections.abc import Iterator
-from pathlib import Path
 
-_PATTERNS = ("nvidia[0-9]*", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-caps/*")
+_NAME = re.compile(r"nvidia([0-9]+|ctl|-uvm|-uvm-tools)")
 
 
 def read_device_nodes(root: str, dev_dir: str) -> frozenset[str]:
@@ -14,15 +13,16 @@ def read_device_nodes(root: str, dev_dir: str) -> frozenset[str]:
     `dev_dir` is a path on the host, whose files are below `root`. A folder that is not there has
     none; so has one that cannot be read.
     """
-    folder = Path(root) / dev_dir.lstrip("/")
-    return frozenset(str(path.relative_to(folder)) for path in _find(folder))
+    folder = os.path.join(root, dev_dir.lstrip("/"))
+    try:
+        names = [name for name in os.listdir(folder) if _NAME.fullmatch(name)]
+    except OSError:
+        return frozenset()
+    return frozenset(name for name in names if _is_device(os.path.join(folder, name)))
 
 
-def _find(folder: Path) -> Iterator[Path]:
-    for pattern in _PATTERNS:
-        for path in folder.glob(pattern):
-            try:
-                if stat.S_ISCHR(os.stat(path).st_mode):
-                    yield path
-            except OSError:
-                continue
+def _is_device(path: str) -> bool:
+    try:
+        return stat.S_ISCHR(os.stat(path).st_mode)
+    except OSError:
+        return False

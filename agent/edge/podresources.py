@@ -34,7 +34,7 @@ _LONGEST_PATH: Final = 107
 
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", _MOST_BYTES),
-    ("grpc.use_local_subchannel_pool", 1),  # else a refused connection delays the next channel's
+    ("grpc.use_local_subchannel_pool", 1),  # else channels share the wait after a refused one
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
 )

@@ -15,6 +15,7 @@ from agent.core.bitmap import Bitmap
 from agent.core.continuity import GONE, remember, with_faults
 from agent.core.discovery import DriverGpu, DriverReading, Host, PciGpu, build_machine
 from agent.core.topology import (
+    MAX_GPUS,
     Core,
     Link,
     LinkKind,
@@ -102,6 +103,7 @@ NOW_ONLY = {
     "the driver says the same again": [listed(0, 2), listed(0, 2)],
     "a lost GPU is known by nothing": [reading(sound(0, 0), lost(1))],
     "a problem from the start": [problem()],
+    "one problem after the other": [problem(), problem("no library")],
 }
 
 
@@ -179,6 +181,10 @@ HISTORIES = {
         [reading(lost(0), lost(1)), reading(sound(0, 0), lost(1)), listed(0, 2)],
         [(0, 0, None), (1, 2, None)],
     ),
+    "a new GPU, and an unknown one that is lost before it": Row(
+        [listed(2, 3), reading(lost(0), sound(0, 1), sound(2, 2), sound(3, 3))],
+        [(0, 2, None), (1, 3, None), (2, None, LOST), (3, 0, None)],
+    ),
     "an unknown GPU is lost, whose number a known one has": Row(
         [listed(1, 2), reading(lost(0), lost(1), lost(2))],
         [(0, 1, LOST), (1, 2, LOST), (2, None, LOST)],
@@ -235,7 +241,20 @@ def test_a_link_that_the_driver_says_anew_counts() -> None:
 def test_a_new_gpu_brings_its_links_and_an_unknown_one_has_none() -> None:
     links = after([listed(2), reading(sound(0, 0), sound(2, 1), lost(2))]).links
     nv = Link(kind=LinkKind.NV, nvlinks=9 + 7)
-    assert links == ((None, nv, None), (nv, None, None), (None, None, None))
+    assert links == ((None, None, nv), (None, None, None), (nv, None, None))
+
+
+def test_gone_gpus_make_room_where_there_are_too_many() -> None:
+    def all_at(bus: int) -> DriverReading:
+        gpus = [
+            DriverGpu(index=i, bdf=f"0000:{bus:02x}:{i % 32:02x}.{i // 32}", uuid=f"GPU-{bus}-{i}")
+            for i in range(MAX_GPUS)
+        ]
+        return DriverReading(gpus=tuple(gpus), links=((None,) * MAX_GPUS,) * MAX_GPUS)
+
+    assert {gpu.uuid for gpu in remember(all_at(1), all_at(2)).gpus} == {
+        f"GPU-2-{i}" for i in range(MAX_GPUS)
+    }
 
 
 def test_warnings_are_those_of_now() -> None:
@@ -250,11 +269,7 @@ def test_what_was_a_problem_is_none_once_the_gpus_are_known() -> None:
 
 # --- what the driver numbers anew -----------------------------------------------------------------
 
-MOVED = pytest.mark.xfail(strict=True, reason="a gone GPU keeps what a listed one has now")
-NEW_BY_INDEX = pytest.mark.xfail(strict=True, reason="a new GPU with a number of ours is sound")
 
-
-@MOVED
 def test_a_driver_loaded_anew_may_give_the_minor_of_a_gone_gpu_to_another() -> None:
     before = reading(*(replace(sound(slot, slot), minor=slot) for slot in (0, 1, 2)))
     now = reading(replace(sound(0, 0), minor=0), replace(sound(2, 1), minor=1))
@@ -266,7 +281,6 @@ def test_a_driver_loaded_anew_may_give_the_minor_of_a_gone_gpu_to_another() -> N
     ]
 
 
-@MOVED
 def test_a_gpu_may_come_back_at_another_address() -> None:
     now = reading(sound(0, 0), replace(sound(1, 1), bdf=BDFS[4]))
     machine = build_machine(host([0, 4]), after([listed(0, 1), listed(0), now]))
@@ -427,7 +441,6 @@ def test_whatever_happens_only_gpus_that_are_sound_now_can_be_given_out(
             assert faults.get(BDFS[slot], "unknown")
 
 
-@NEW_BY_INDEX
 @STORY
 @example([ALL_BUT_FIRST, ALL_SOUND])
 @given(STORIES)
@@ -448,7 +461,6 @@ def test_the_same_words_again_change_nothing(story: list[Shapes]) -> None:
     assert pairs(again) == pairs(once)
 
 
-@NEW_BY_INDEX
 @STORY
 @example([ALL_BUT_FIRST, ALL_SOUND])
 @given(STORIES)

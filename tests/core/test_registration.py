@@ -1,8 +1,10 @@
 """When to listen and register: a table of situations, and a simulated kubelet that fails in every
 way that a real one is known to. Expected times are worked out by hand from the docstrings."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
 from math import inf
 from typing import NamedTuple
 
@@ -76,6 +78,11 @@ SITUATIONS = {
     "a new kubelet is registered with at once, however often the old one refused": Row(
         REFUSED, seen(kubelet=NEW), REGISTER
     ),
+    "a new kubelet is registered with at once, whatever became of the old one's stream": Row(
+        Registration(tried=OLD, registered=OLD, registered_s=50.0),
+        seen(kubelet=NEW, opened=1),
+        REGISTER,
+    ),
     "a new kubelet is registered with after the stream of the old one": Row(
         STREAMING, seen(kubelet=NEW, streams=1, opened=1), END_STREAM
     ),
@@ -123,6 +130,11 @@ PATIENCE = {
         {"opened": 1},
         103.2,
     ),
+    "a stream that came and went unseen: after half a second, too": (
+        ACCEPTED,
+        {"opened": 1},
+        100.5,
+    ),
     "a stream that never opened: 3 s after the registration, and a pause": (ACCEPTED, {}, 102.1),
     "a stream that never opened, time and again: 5 s later": (
         Registration(tried=OLD, registered=OLD, registered_s=99.0, failures=30),
@@ -137,6 +149,30 @@ def test_how_long_the_next_attempt_waits(
     state: Registration, facts: dict[str, int], due_s: float
 ) -> None:
     assert first_attempt_s(state, 100.0, **facts) == pytest.approx(due_s, abs=0.11)
+
+
+def test_a_stream_that_came_and_went_unseen_is_noticed_at_once() -> None:
+    assert first_attempt_s(ACCEPTED, 100.0, opened=1) <= 100.6
+
+
+def test_a_new_socket_of_ours_is_registered_at_once() -> None:
+    state, step = next_step(ACCEPTED, seen(listening=False))
+    assert step is LISTEN
+    _, step = next_step(state, seen())
+    assert step is REGISTER
+
+
+def test_a_kubelet_whose_socket_is_out_of_sight_for_a_moment_is_the_same() -> None:
+    state, _ = next_step(STREAMING, seen(kubelet=None, streams=1, opened=1))
+    _, step = next_step(state, seen(streams=1, opened=1))
+    assert step is WAIT
+
+
+def test_a_new_kubelet_that_refuses_is_asked_as_patiently_as_the_first() -> None:
+    state, step = next_step(REFUSED, seen(kubelet=NEW))
+    assert step is REGISTER
+    after = after_attempt(state, seen(kubelet=NEW), 100.0, False, 1.0)
+    assert after.not_before_s == pytest.approx(100.1)
 
 
 def test_a_stream_that_holds_for_ten_seconds_makes_the_next_trouble_a_new_one() -> None:
@@ -169,7 +205,7 @@ def test_a_success_remembers_the_kubelet_that_was_seen_before_the_attempt() -> N
     after = after_attempt(state, seen(opened=4), 101.0, True, 0.0)
     assert (after.registered, after.registered_s, after.opened) == (OLD, 101.0, 4)
     _, step = next_step(after, seen(now_s=101.0, kubelet=NEW, opened=4))
-    assert step is REGISTER  # kubelet was replaced while it answered
+    assert step is not WAIT  # kubelet was replaced while it answered
 
 
 # --- a simulated kubelet --------------------------------------------------------------------------
@@ -177,10 +213,12 @@ def test_a_success_remembers_the_kubelet_that_was_seen_before_the_attempt() -> N
 
 @dataclass(eq=False)
 class Client:
-    """What kubelet makes of one registration; `opens_s` is when it opens its stream."""
+    """What kubelet makes of one registration, and when its stream opens and ends."""
 
     server: int
     opens_s: float
+    lasts_s: float
+    ends_s: float = inf
     closed: bool = False
 
 
@@ -188,30 +226,35 @@ class Client:
 class World:
     """Kubelet, the plugin directory and our server, in simulated time.
 
-    Kubelet keeps clients by resource name: a registration replaces the client, and when any stream
-    ends, whoever has the name then is closed. Source: kubelet 1.36, section 1.3 of its facts.
+    Kubelet keeps its clients by the name of the resource: a registration replaces the one before,
+    and when a stream ends, whoever has the name then is closed. Source: kubelet 1.36,
+    pkg/kubelet/cm/devicemanager/plugin/v1beta1.
     """
 
     now_s: float = 0.0
-    # kubelet
     alive: bool = False
     socket: SocketId | None = None
+    sockets: int = 0
+    # how kubelet is
     refuses: bool = False
-    opens_after_s: float = 0.0
-    forgets_after_s: float = 0.0
     answers_after_s: float = 0.01
+    opens_after_s: float = 0.0
+    lasts_s: float = inf
+    forgets_after_s: float = 0.0
+    # what kubelet has
     named: Client | None = None
     pending: list[Client] = field(default_factory=list)
     forgetting_s: list[float] = field(default_factory=list)
-    # ours
+    # our server, and who reads from it
     server: int = 0
     listening: bool = False
     open: list[Client] = field(default_factory=list)
     opened: int = 0
-    # what happened
-    sockets: int = 0
-    attempts_s: list[float] = field(default_factory=list)
-    endings: int = 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether kubelet reads our devices and has us by our name: without, it allocates none."""
+        return len(self.open) == 1 and self.named is not None and not self.named.closed
 
     # kubelet's side
 
@@ -220,53 +263,71 @@ class World:
         self.alive, self.named = False, None
         self.pending, self.open, self.forgetting_s = [], [], []
 
-    def start(self, boot_s: float) -> Iterator[float]:
-        """Deletes all sockets, ours too, and listens a while later."""
+    def wipe(self) -> None:
+        """The first thing that a new kubelet does: all sockets are deleted, ours too."""
         self.kill()
         self.socket, self.listening = None, False
-        yield boot_s
+
+    def appear(self) -> None:
+        """A new socket; its inode may be that of the one before the last."""
         self.sockets += 1
         self.alive, self.socket = True, (self.sockets % 2, self.sockets)
 
     def accept(self) -> bool:
         if not self.alive or self.refuses:
             return False
-        self.named = Client(server=self.server, opens_s=self.now_s + self.opens_after_s)
+        self.named = Client(self.server, self.now_s + self.opens_after_s, self.lasts_s)
         self.pending.append(self.named)
         return True
 
-    def break_streams(self) -> None:
-        for client in list(self.open):
-            self.end(client)
+    def open_stream(self, client: Client) -> None:
+        """The newer stream ends the older; a server that was stopped takes none."""
+        self.pending.remove(client)
+        if client.server != self.server:
+            self.end_stream(client)
+            return
+        self.end_streams()
+        client.ends_s = self.now_s + client.lasts_s
+        self.open, self.opened = [client], self.opened + 1
 
-    def end(self, client: Client) -> None:
+    def end_streams(self) -> None:
+        for client in list(self.open):
+            self.end_stream(client)
+
+    def end_stream(self, client: Client) -> None:
         client.closed = True
         self.open = [other for other in self.open if other is not client]
         self.pending = [other for other in self.pending if other is not client]
         if self.alive:
             self.forgetting_s.append(self.now_s + self.forgets_after_s)
 
-    def forget(self) -> None:
+    def forget(self, due_s: float) -> None:
+        self.forgetting_s.remove(due_s)
         client, self.named = self.named, None
         if client and not client.closed:
-            self.end(client)
+            self.end_stream(client)
+
+    def advance(self, until_s: float) -> None:
+        """What kubelet does by itself until then, one after the other."""
+        while (due := min(self._due(), key=lambda event: event[0])) and due[0] <= until_s:
+            self.now_s = max(self.now_s, due[0])
+            due[1]()
+        self.now_s = max(self.now_s, until_s)
+
+    def _due(self) -> list[tuple[float, Callable[[], None]]]:
+        return [
+            *((due_s, partial(self.forget, due_s)) for due_s in self.forgetting_s),
+            *((client.ends_s, partial(self.end_stream, client)) for client in self.open),
+            *((client.opens_s, partial(self.open_stream, client)) for client in self.pending),
+            (inf, lambda: None),
+        ]
 
     # our side
 
-    def admit(self, client: Client) -> None:
-        """A newer stream ends the older; a server that was stopped has none."""
-        self.pending.remove(client)
-        if client.server != self.server:
-            self.end(client)
-            return
-        self.break_streams()
-        self.open, self.opened = [client], self.opened + 1
-
     def stop_server(self) -> None:
-        self.endings += 1
         self.server += 1
         self.listening = False
-        self.break_streams()
+        self.end_streams()
 
     def look(self) -> Seen:
         return Seen(
@@ -277,143 +338,235 @@ class World:
             opened=self.opened,
         )
 
-    # time
-
-    def advance(self, until_s: float) -> None:
-        """What kubelet does by itself until then, in order."""
-        while True:
-            opening = min(self.pending, key=lambda client: client.opens_s, default=None)
-            opens_s = opening.opens_s if opening else inf
-            forgets_s = min(self.forgetting_s, default=inf)
-            if min(opens_s, forgets_s) > until_s:
-                break
-            self.now_s = max(self.now_s, min(opens_s, forgets_s))
-            if forgets_s <= opens_s:
-                self.forgetting_s.remove(forgets_s)
-                self.forget()
-            else:
-                assert opening
-                self.admit(opening)
-        self.now_s = max(self.now_s, until_s)
-
-    @property
-    def serves(self) -> bool:
-        """Whether kubelet has us by our name, and reads our devices."""
-        return len(self.open) == 1 and self.named is self.open[0]
-
 
 @dataclass(eq=False)
 class Agent:
     """Looks five times a second, and does what next_step says until that is to wait."""
 
     world: World
-    jitters: Iterator[float]
+    jitter: Iterator[float]
     state: Registration = FRESH
+    attempts_s: list[float] = field(default_factory=list)
 
     def run(self, duration_s: float) -> None:
         until_s = self.world.now_s + duration_s
         while self.world.now_s < until_s:
-            self.act()
+            self.look()
             self.world.advance(min(self.world.now_s + 0.2, until_s))
 
-    def act(self) -> None:
-        for _ in range(5):
+    def look(self) -> None:
+        for _ in range(8):
             now = self.world.look()
             self.state, step = next_step(self.state, now)
             if step is WAIT:
                 return
             assert now.kubelet is not None
             self.take(step, now)
-        raise AssertionError("there is no end of steps at one time")
+        raise AssertionError("one step follows the other without end")
 
     def take(self, step: Step, now: Seen) -> None:
         world = self.world
-        if step is LISTEN:
-            assert not now.streams
-            world.stop_server()
-            world.listening = True
-        elif step is END_STREAM:
-            assert now.streams
-            world.stop_server()
-        else:
+        if step is REGISTER:
             assert now.listening
             assert not now.streams, "a second registration beside a stream"
-            world.attempts_s.append(world.now_s)
-            ok = world.accept()
+            self.attempts_s.append(world.now_s)
+            ok = world.accept() and world.answers_after_s <= 12.0
             world.advance(world.now_s + min(world.answers_after_s, 12.0))
-            ok = ok and world.answers_after_s <= 12.0
-            self.state = after_attempt(self.state, now, world.now_s, ok, next(self.jitters))
+            self.state = after_attempt(self.state, now, world.now_s, ok, next(self.jitter))
+            return
+        assert bool(now.streams) == (step is END_STREAM)
+        world.stop_server()
+        world.listening = step is LISTEN
+
+    def start_kubelet(self, boot_s: float = 0.0) -> None:
+        self.world.wipe()
+        self.run(boot_s)
+        self.world.appear()
 
 
-DELAYS = [0.0, 0.0, 0.1, 0.3, 2.9, 3.1, 4.0, 9.0, inf]
-FAULTS = st.one_of(
-    st.just(("kill", 0.0)),
-    st.tuples(st.just("start"), st.sampled_from([0.0, 0.1, 0.7, 5.0])),
-    st.just(("break", 0.0)),
-    st.just(("delete our socket", 0.0)),
-    st.just(("delete kubelet's socket", 0.0)),
-    st.tuples(st.just("refuse"), st.sampled_from([0.0, 1.0])),
-    st.tuples(st.just("open after"), st.sampled_from(DELAYS)),
-    st.tuples(st.just("forget after"), st.sampled_from([0.0, 0.05, 0.4])),
-    st.tuples(st.just("answer after"), st.sampled_from([0.01, 0.01, 1.0, 11.0, 13.0])),
-)
-HISTORIES = st.lists(st.tuples(FAULTS, st.sampled_from([0.0, 0.1, 0.5, 2.0, 4.0, 12.0])), max_size=12)
+def started(jitter: float = 0.5) -> Agent:
+    """An agent beside a kubelet that has just started."""
+    agent = Agent(World(), repeat(jitter))
+    agent.start_kubelet()
+    return agent
+
+
+# --- what a kubelet may do, and what comes of it --------------------------------------------------
+
+Story = list[tuple[str, float, float]]
+"""(what happens, an amount, seconds until the next thing happens), one after the other."""
+
+FACTS = {
+    "start": [0.0, 0.1, 0.7, 5.0],
+    "kill": [0.0],
+    "end streams": [0.0],
+    "delete our socket": [0.0],
+    "delete its socket": [0.0],
+    "refuses": [0.0, 1.0],
+    "answers_after_s": [0.01, 0.01, 1.0, 11.0, 13.0],
+    "opens_after_s": [0.0, 0.0, 0.1, 0.3, 2.5, inf],
+    "lasts_s": [inf, inf, 0.0, 0.3, 5.0, 11.0],
+    "forgets_after_s": [0.0, 0.05, 0.4],
+}
+LATE_S = [3.1, 4.0, 9.0]
+DURATIONS = st.sampled_from([0.0, 0.1, 0.5, 2.0, 4.0, 12.0])
 JITTERS = st.sampled_from([0.0, 0.5, 1.0])
 
 
-def live_through(agent: Agent, history: list[tuple[tuple[str, float], float]]) -> None:
+def stories(facts: dict[str, list[float]]) -> st.SearchStrategy[Story]:
+    happening = st.sampled_from([(what, amount) for what, some in facts.items() for amount in some])
+    return st.lists(st.builds(lambda a, b: (*a, b), happening, DURATIONS), max_size=12)
+
+
+def live_through(agent: Agent, story: Story) -> None:
     world = agent.world
-    for (fault, amount), duration_s in history:
-        if fault == "kill":
+    for what, amount, duration_s in story:
+        if what == "start":
+            agent.start_kubelet(amount)
+        elif what == "kill":
             world.kill()
-        elif fault == "start":
-            for boot_s in world.start(amount):
-                agent.run(boot_s)
-        elif fault == "break":
-            world.break_streams()
-        elif fault == "delete our socket":
+        elif what == "end streams":
+            world.end_streams()
+        elif what == "delete our socket":
             world.listening = False
-        elif fault == "delete kubelet's socket":
+        elif what == "delete its socket":
             world.socket = None
-        elif fault == "refuse":
-            world.refuses = bool(amount)
-        elif fault == "open after":
-            world.opens_after_s = amount
-        elif fault == "forget after":
-            world.forgets_after_s = amount
         else:
-            world.answers_after_s = amount
+            setattr(world, what, amount)
         agent.run(duration_s)
 
 
 def stop_faults(agent: Agent) -> None:
+    """From now on kubelet does all it should; what it was late with happens now, or never."""
     world = agent.world
-    world.refuses, world.opens_after_s, world.answers_after_s = False, 0.0, 0.01
-    for client in world.pending:
-        if client.opens_s != inf:
-            client.opens_s = world.now_s
+    world.refuses, world.answers_after_s = False, 0.01
+    world.opens_after_s, world.lasts_s = 0.0, inf
+    for client in (*world.pending, *world.open):
+        client.lasts_s = client.ends_s = inf
+        client.opens_s = inf if client.opens_s == inf else world.now_s
     if not world.alive or world.socket is None:
-        for boot_s in world.start(0.1):
-            agent.run(boot_s)
+        agent.start_kubelet(0.1)
 
 
-def forever(jitter: float) -> Iterator[float]:
-    while True:
-        yield jitter
-
-
-@settings(max_examples=2000, deadline=None)
-@given(HISTORIES, JITTERS)
-def test_ten_seconds_after_the_last_fault_kubelet_reads_our_devices_for_good(
-    history: list[tuple[tuple[str, float], float]], jitter: float
-) -> None:
-    agent = Agent(World(), forever(jitter))
-    live_through(agent, history)
+def check_recovery(story: Story, jitter: float) -> None:
+    agent = started(jitter)
+    live_through(agent, story)
     stop_faults(agent)
     agent.run(10.0)
     world = agent.world
-    assert world.serves, (world, agent.state)
-    done = world.open[0], len(world.attempts_s), world.endings
+    assert world.serves
+    done = world.open[0], world.server, len(agent.attempts_s)
     agent.run(60.0)
     assert world.serves
-    assert done == (world.open[0], len(world.attempts_s), world.endings)
+    assert done == (world.open[0], world.server, len(agent.attempts_s))
+
+
+SIMULATED = settings(max_examples=200, deadline=None)
+
+
+@SIMULATED
+@given(stories(FACTS), JITTERS)
+def test_ten_seconds_after_the_last_fault_kubelet_reads_our_devices_for_good(
+    story: Story, jitter: float
+) -> None:
+    event(f"{len(story)} things happened")
+    check_recovery(story, jitter)
+
+
+@SIMULATED
+@example([("opens_after_s", 9.0, 0.0), ("start", 0.0, 12.0)], 0.5)
+@given(stories(FACTS | {"opens_after_s": [0.0, *LATE_S]}), JITTERS)
+def test_so_they_do_after_streams_that_opened_when_nobody_waited_for_them_any_more(
+    story: Story, jitter: float
+) -> None:
+    check_recovery(story, jitter)
+
+
+@SIMULATED
+@given(stories(FACTS), JITTERS, st.sampled_from([0.0, 0.1, 1.0]))
+def test_a_new_kubelet_reads_our_devices_within_a_second(
+    story: Story, jitter: float, boot_s: float
+) -> None:
+    agent = started(jitter)
+    live_through(agent, story)
+    stop_faults(agent)
+    agent.start_kubelet(boot_s)
+    agent.run(1.0)
+    assert agent.world.serves
+
+
+@SIMULATED
+@given(stories(FACTS), JITTERS)
+def test_a_dead_kubelet_is_asked_ten_to_thirty_times_a_minute(story: Story, jitter: float) -> None:
+    """By hand: half pauses of 0.05, 0.1, … 1.6 s and then 2.5 s end after 29 attempts, 24 in the
+    next minute; whole pauses of 5 s and a look each after 11."""
+    agent = started(jitter)
+    live_through(agent, story)
+    stop_faults(agent)
+    agent.world.kill()
+    agent.attempts_s.clear()
+    agent.run(60.0)
+    assert 10 <= len(agent.attempts_s) <= 31
+    agent.attempts_s.clear()
+    agent.run(60.0)
+    assert 11 <= len(agent.attempts_s) <= 24
+
+
+TROUBLES: dict[str, Story] = {
+    "refuses": [("refuses", 1.0, 0.0)],
+    "never opens a stream": [("opens_after_s", inf, 0.0)],
+    "ends each stream at once": [("lasts_s", 0.0, 0.0)],
+    "ends each stream at once, and forgets it late": [
+        ("lasts_s", 0.0, 0.0),
+        ("forgets_after_s", 0.4, 0.0),
+    ],
+    "ends each stream after a while": [("lasts_s", 0.3, 0.0)],
+    "answers too late": [("answers_after_s", 13.0, 0.0)],
+}
+
+
+@pytest.mark.parametrize("jitter", [0.0, 1.0], ids=["least jitter", "most jitter"])
+@pytest.mark.parametrize("story", TROUBLES.values(), ids=TROUBLES)
+def test_a_kubelet_that_lives_but_does_not_serve_is_asked_less_and_less(
+    story: Story, jitter: float
+) -> None:
+    agent = started(jitter)
+    live_through(agent, story)
+    agent.run(120.0)
+    first, second = (
+        [at_s for at_s in agent.attempts_s if from_s <= at_s < from_s + 60.0]
+        for from_s in (0.0, 60.0)
+    )
+    assert len(first) <= 31
+    assert 4 <= len(second) <= min(len(first), 24)
+
+
+def test_a_start_of_both_takes_one_registration() -> None:
+    agent = started()
+    agent.run(30.0)
+    assert agent.world.serves
+    assert (agent.world.server, agent.attempts_s) == (1, [0.0])
+
+
+def test_a_kubelet_that_starts_anew_takes_one_registration_more_on_a_new_socket() -> None:
+    agent = started()
+    agent.run(30.0)
+    agent.start_kubelet(5.0)
+    agent.run(30.0)
+    assert agent.world.serves
+    assert agent.world.server == 2
+    assert agent.attempts_s == pytest.approx([0.0, 35.0], abs=0.3)
+
+
+def test_the_end_of_a_stream_takes_one_registration_more() -> None:
+    agent = started()
+    live_through(agent, [("forgets_after_s", 0.4, 30.0), ("end streams", 0.0, 30.0)])
+    assert agent.world.serves
+    assert agent.attempts_s == pytest.approx([0.0, 30.5], abs=0.3)
+
+
+def test_our_socket_deleted_takes_a_new_one_and_one_registration_more() -> None:
+    agent = started()
+    live_through(agent, [("forgets_after_s", 0.4, 30.0), ("delete our socket", 0.0, 30.0)])
+    assert agent.world.serves
+    assert agent.attempts_s == pytest.approx([0.0, 30.5], abs=0.5)

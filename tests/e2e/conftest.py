@@ -53,9 +53,9 @@ def rig(session_rig: Rig) -> Iterator[Rig]:
     """The rig with a sound driver, a running agent, all GPUs healthy, and no pods."""
     rig = session_rig
     rig.machine.mend()
-    if not rig.agent.is_running():
-        rig.agent.stop()
-        rig.agent.start()
+    rig.revive()
     rig.wait_until_whole()
     yield rig
+    rig.machine.mend()
+    rig.revive()
     rig.remove_pods()

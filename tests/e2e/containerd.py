@@ -1,12 +1,12 @@
 """containerd in a folder of its own, with one image."""
 
 import json
+import os
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 from tests.e2e.image import NAME, write_image
-from tests.e2e.process import Process, environment_with, wait_for
+from tests.e2e.process import Process, wait_for
 
 NAMESPACE = "k8s.io"
 """The containerd namespace that kubelet's containers live in."""
@@ -45,21 +45,21 @@ runtime_type = "io.containerd.runc.v2"
 
 
 class Containerd(Process):
-    """`binaries` are paths by name: containerd, its shim, ctr, runc, busybox."""
+    """`binaries` is a folder with containerd, its shim, ctr, runc and busybox."""
 
-    def __init__(self, binaries: Mapping[str, Path], folder: Path) -> None:
+    def __init__(self, binaries: Path, folder: Path) -> None:
         folder.mkdir()
         config = folder / "config.toml"
         config.write_text(format_config(folder))
         super().__init__(
-            [binaries["containerd"], "--config", config],
+            [binaries / "containerd", "--config", config],
             folder / "containerd.log",
-            PATH=environment_with(binaries),
+            PATH=f"{binaries}:{os.environ['PATH']}",
         )
         self.socket = folder / "containerd.sock"
-        self._ctr = binaries["ctr"]
+        self._ctr = binaries / "ctr"
         self._image = folder / "image.tar"
-        write_image(binaries["busybox"], self._image)
+        write_image(binaries / "busybox", self._image)
 
     def start(self) -> None:
         super().start()

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,8 +32,8 @@ _MARK = "NUMALET_E2E_RUN"
 
 
 @contextlib.contextmanager
-def claimed_machine(folder: Path) -> Iterator[None]:
-    """The machine is this run's, and is as it was before afterwards; `folder` is removed.
+def claimed_machine() -> Iterator[Path]:
+    """A private folder on a machine that is this run's, and is as it was before afterwards.
 
     Raises RuntimeError if it is a real node, or another run is under way.
     """
@@ -52,13 +53,14 @@ def claimed_machine(folder: Path) -> Iterator[None]:
             sweep(Path(old["folder"]))
         elif foreign := _cgroups():
             raise RuntimeError(f"{foreign[0]} exists: a kubelet runs on this machine")
+        folder = Path(tempfile.mkdtemp(prefix="numalet-e2e-"))
         claim.seek(0)
         claim.truncate()
         claim.write(json.dumps({"folder": str(folder), "places": new_places}))
         claim.flush()
         os.environ[_MARK] = str(folder)
         try:
-            yield
+            yield folder
         finally:
             found = sweep(folder)
             for path in HOME.iterdir():

@@ -38,6 +38,7 @@ def make_machine(name: str, library: str, folder: Path) -> FakeMachine:
     for device in (*(str(i) for i in range(len(facts.gpus))), "ctl", "-uvm", "-uvm-tools"):
         os.mknod(dev_dir / f"nvidia{device}", stat.S_IFCHR | 0o666, _NULL)
     root = node.lay_out(facts, folder / "tree")
+    # The agent looks for its host's device nodes below its root; kubelet does not know that root.
     shown = root / dev_dir.relative_to("/")
     shown.parent.mkdir(parents=True)
     shown.symlink_to(dev_dir)

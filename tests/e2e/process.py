@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -20,12 +20,18 @@ _TAIL_BYTES = 3000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a process and its descendants take. `cpu_s` includes descendants that have ended."""
+    """What a process and its descendants take.
+
+    `rss_bytes` is of the process alone; `tree_bytes` adds the pages that its descendants share with
+    nobody, so that each page counts once; `pss_bytes` of all gives other programs their part.
+    `cpu_s` includes descendants that have ended.
+    """
 
     processes: int
     threads: int
     files: int
     rss_bytes: int
+    tree_bytes: int
     pss_bytes: int
     cpu_s: float
 
@@ -104,7 +110,8 @@ def usage(pid: int) -> Usage:
         processes=len(tree),
         threads=sum(process.num_threads() for process in tree),
         files=sum(process.num_fds() for process in tree),
-        rss_bytes=sum(info.rss for info in memory),
+        rss_bytes=memory[0].rss,
+        tree_bytes=memory[0].rss + sum(info.uss for info in memory[1:]),
         pss_bytes=sum(info.pss for info in memory),
         cpu_s=sum(sum(process.cpu_times()[:4]) for process in tree),
     )
@@ -141,9 +148,3 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def environment_with(folders: Mapping[str, Path]) -> str:
-    """PATH with the folders of the given binaries in front."""
-    first = dict.fromkeys(str(path.parent) for path in folders.values())
-    return os.pathsep.join([*first, os.environ.get("PATH", "")])

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,12 +89,21 @@ class Rig:
     def remove_pods(self) -> None:
         """Takes all pods away and waits until neither kubelet nor containerd has any of them."""
         self.kubelet.remove_pods()
-        self.wait(lambda: not self.kubelet.pods() and not self.held(), "the pods are gone", 60)
-        self.wait(
-            lambda: not self.containerd.ctr("tasks", "list", "--quiet").split(),
-            "their containers are gone",
-            60,
-        )
+
+        def gone() -> bool:
+            if self.kubelet.pods() or self.held():
+                return False
+            return not self.containerd.ctr("tasks", "list", "--quiet").split()
+
+        wait_for(gone, "the pods are gone", 60, [self.kubelet, self.containerd])
+
+    def revive(self) -> None:
+        """Starts what does not run, as after a test that failed halfway."""
+        for process in (self.containerd, self.kubelet, self.agent):
+            if not process.is_running():
+                process.stop()
+                process.start()
+        self.kubelet.wait_until_healthy()
 
     def restart_kubelet(self) -> None:
         """SIGKILL, then a new kubelet; returns when it listens for plugins."""
@@ -125,15 +133,17 @@ def _identity(path: Path) -> tuple[int, int] | None:
 def running_rig(library: str, machine: str = "a800x8") -> Iterator[Rig]:
     """Everything started, and everything stopped and removed at the end, whatever happens.
 
+    Pods are the test's to remove: what runs in a container when kubelet has ended is an error.
+
     Raises RuntimeError if something is missing, or the machine is a real node.
     """
     if os.geteuid() != 0:
         raise RuntimeError("the end-to-end tests start a kubelet, and must run as root")
-    binaries = find_binaries()
-    folder = Path(tempfile.mkdtemp(prefix="numalet-e2e-"))
-    with claimed_machine(folder):
+    found = find_binaries()
+    with claimed_machine() as folder:
+        binaries = _gather(found, folder / "bin")
         containerd = Containerd(binaries, folder / "containerd")
-        kubelet = Kubelet(binaries["kubelet"], folder / "kubelet", containerd.socket)
+        kubelet = Kubelet(binaries / "kubelet", folder / "kubelet", containerd.socket)
         fake = make_machine(machine, library, folder / machine)
         rig = Rig(
             folder=folder,
@@ -143,24 +153,20 @@ def running_rig(library: str, machine: str = "a800x8") -> Iterator[Rig]:
             kubelet=kubelet,
             agent=Agent(fake, folder / "agent", kubelet.pod_resources),
         )
-        try:
-            containerd.start()
-            kubelet.start()
-            kubelet.wait_until_healthy()
-            rig.agent.start()
+        with contextlib.ExitStack() as stack:
+            stack.callback(_keep_logs, [containerd, kubelet, rig.agent])
+            for process in (containerd, kubelet, rig.agent):
+                stack.callback(process.stop)
+            rig.revive()
             yield rig
-        finally:
-            _stop(rig)
-            _keep_logs([containerd, kubelet, rig.agent])
 
 
-def _stop(rig: Rig) -> None:
-    """In order, so that kubelet takes its containers away; a step that fails stops none after."""
-    if rig.kubelet.is_running() and rig.containerd.is_running():
-        with contextlib.suppress(AssertionError, OSError):
-            rig.remove_pods()
-    for process in (rig.agent, rig.kubelet, rig.containerd):
-        process.stop()
+def _gather(binaries: Mapping[str, Path], folder: Path) -> Path:
+    """One folder with all of them under their plain names, as containerd looks for its helpers."""
+    folder.mkdir()
+    for name, path in binaries.items():
+        (folder / name).symlink_to(path)
+    return folder
 
 
 def _keep_logs(processes: Sequence[Process]) -> None:

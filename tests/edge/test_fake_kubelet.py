@@ -411,35 +411,42 @@ def test_register_can_be_made_to_fail(kubelet: FakeKubelet, plugin: Plugin) -> N
     plugin.register()
 
 
-@pytest.mark.parametrize(
-    ("gate", "calls"),
-    [
-        pytest.param("may_dial", [], id="before it dials"),
-        pytest.param(
-            "may_answer", ["GetDevicePluginOptions", "ListAndWatch"], id="before it answers"
-        ),
-    ],
-)
-def test_register_waits_at_a_gate(
-    kubelet: FakeKubelet, plugin: Plugin, gate: str, calls: list[str]
-) -> None:
-    getattr(kubelet, gate).clear()
-    with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(plugin.register)
-        kubelet.wait_for(lambda: len(kubelet.registrations) == 1 and plugin.calls == calls)
-        assert not call.done()
-        getattr(kubelet, gate).set()
-        call.result(timeout=20)
+WATCHED = ["GetDevicePluginOptions", "ListAndWatch"]
+
+
+def test_register_can_be_held_up_before_it_dials(kubelet: FakeKubelet, plugin: Plugin) -> None:
+    kubelet.may_dial.clear()
+    refused(grpc.StatusCode.DEADLINE_EXCEEDED, "", plugin.register, timeout_s=0.2)
+    assert plugin.calls == []
 
 
 @pytest.mark.parametrize("gate", ["may_dial", "may_answer"])
-def test_kubelet_can_end_while_register_waits(
+def test_register_goes_on_when_the_gate_opens(
     kubelet: FakeKubelet, plugin: Plugin, gate: str
 ) -> None:
     getattr(kubelet, gate).clear()
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(plugin.register)
         kubelet.wait_for(lambda: len(kubelet.registrations) == 1)
+        getattr(kubelet, gate).set()
+        call.result(timeout=20)
+    kubelet.wait_for(lambda: plugin.calls == WATCHED)
+
+
+@pytest.mark.parametrize(
+    ("gate", "calls"),
+    [
+        pytest.param("may_dial", [], id="before it dials"),
+        pytest.param("may_answer", WATCHED, id="when the plugin is watched already"),
+    ],
+)
+def test_kubelet_can_end_before_register_is_answered(
+    kubelet: FakeKubelet, plugin: Plugin, gate: str, calls: list[str]
+) -> None:
+    getattr(kubelet, gate).clear()
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(plugin.register)
+        kubelet.wait_for(lambda: len(kubelet.registrations) == 1 and plugin.calls == calls)
         kubelet.kill()
         with pytest.raises(grpc.RpcError):
             call.result(timeout=20)
@@ -450,6 +457,7 @@ def test_a_kubelet_that_never_opens_the_stream(kubelet: FakeKubelet, plugin: Plu
     plugin.register()
     kubelet.stop()  # waits for all that could still call the plugin
     assert plugin.calls == ["GetDevicePluginOptions"]
+    assert kubelet.most_streams_open == 0
 
 
 # --- the stream -----------------------------------------------------------------------------------
@@ -641,6 +649,30 @@ def test_a_container_that_comes_again_keeps_its_devices(
     calls = list(plugin.calls)
     assert kubelet.admit("ns/pod", "main", 2) == first
     assert plugin.calls == calls
+
+
+def test_a_container_cannot_come_again_with_another_wish(
+    kubelet: FakeKubelet, offer: Callable[..., None]
+) -> None:
+    offer()
+    kubelet.admit("ns/pod", "main", 2)
+    with pytest.raises(RefusedError, match="from 2 to 1"):
+        kubelet.admit("ns/pod", "main", 1)
+
+
+def test_what_was_held_before_a_restart_is_not_given_again(
+    kubelet: FakeKubelet, folder: Path, plugin: Plugin, offer: Callable[..., None]
+) -> None:
+    offer()
+    assert kubelet.admit("ns/pod", "main", 3) == ["a", "b", "c"]
+    kubelet.restart()
+    with Plugin(folder / "again.sock") as again:
+        again.register()
+        kubelet.wait_for(lambda: len(again.streams) == 1)
+        again.send(**PLAIN)
+        kubelet.wait_for(lambda: kubelet.devices(RESOURCE) != {})
+        assert kubelet.admit("ns/next", "main", 1) == ["d"]
+        assert kubelet.admit("ns/pod", "main", 3) == ["a", "b", "c"]
 
 
 def test_a_container_whose_device_fell_ill_cannot_come_again(

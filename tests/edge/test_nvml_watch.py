@@ -7,12 +7,12 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import select
 import signal
 import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,12 +139,21 @@ def start(library: str, state: Path, no_leftovers: None) -> Iterator[Start]:
         assert not watch.thread.is_alive()
 
 
+def pipes() -> set[str]:
+    """Those that this process holds; other descriptors may be other threads'."""
+    held = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            held.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return {name for name in held if name.startswith("pipe:")}
+
+
 @pytest.fixture
 def no_leftovers() -> Iterator[None]:
-    """Fails the test that leaves a child, a zombie or a file descriptor behind."""
-    before = sorted(os.listdir("/proc/self/fd"))
+    """Fails the test that leaves a child, a zombie or a pipe behind."""
+    before = pipes()
     yield
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert pipes() <= before
     with pytest.raises(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
@@ -211,6 +220,7 @@ def test_a_driver_that_holds_too_many_processes(start: Start) -> None:
 
 def test_a_gpu_that_is_lost_and_comes_back(start: Start, state: Path) -> None:
     watch = start()
+    watch.wait_for_rounds(1)
     line = fake.fail("*", 15, 1)
     fake.add_line(state, line)
     watch.wait_for_faults(GPU1=LOST)
@@ -247,8 +257,9 @@ def test_a_gpu_is_sound_again_when_it_tells_all_that_it_must(
     start: Start, state: Path, call: str
 ) -> None:
     watch = start()
+    watch.wait_for_rounds(1)
     fake.write_state(state, fake.format_state(FOUR, [fake.fail("*", 15, 3)]))
-    watch.wait(lambda: watch.faults().get("GPU-3") is not None)
+    watch.wait_for_faults(GPU3=LOST)
     fake.write_state(state, fake.format_state(FOUR, [fake.fail(call, 16, 3)]))
     watch.wait_for_faults(GPU3=f"the GPU needs a reset ({call})")
     fake.write_state(state, fake.format_state(FOUR))
@@ -435,14 +446,12 @@ def test_a_wait_for_events_that_fails_for_a_while(start: Start, state: Path) -> 
 # --- the two processes ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "line", ["# nothing", fake.hang("nvmlInitWithFlags"), fake.hang("nvmlDeviceGetMigMode", 1)]
-)
-def test_it_stops_whatever_it_does(start: Start, line: str) -> None:
-    watch = start(line)
-    watch.wait(lambda: bool(psutil.Process().children()))
+@pytest.mark.parametrize("call", ["nvmlInitWithFlags", "nvmlDeviceGetMigMode"])
+def test_it_stops_while_the_driver_hangs(start: Start, call: str) -> None:
+    watch = start(fake.hang(call))
     os.eventfd_write(watch.stop, 1)
     assert watch.end() is None
+    assert watch.told == []
 
 
 def test_it_stops_while_all_is_well(start: Start) -> None:
@@ -496,14 +505,6 @@ def parent(script: str, library: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def is_dead(pid: int) -> bool:
-    """Also for a zombie, which nobody may collect in a container."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 @pytest.mark.parametrize(
     "line", [pytest.param("# nothing", id="all well"), pytest.param(fake.hang(MEMORY), id="a hang")]
 )
@@ -514,11 +515,10 @@ def test_the_child_dies_with_a_parent_that_is_killed(library: str, state: Path, 
         pid = int(process.stdout.readline())
         fake.add_line(state, line)
         process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_dead(pid):
-        assert time.monotonic() < deadline
-        os.sched_yield()
+        with open(os.pidfd_open(pid), "rb") as child:
+            assert select.select([child], [], [], 0)[0] == []
+            process.send_signal(signal.SIGKILL)
+            assert select.select([child], [], [], DEADLINE_S)[0] == [child]
 
 
 WITH_GRPC = """
@@ -557,7 +557,10 @@ print("well")
 """
 
 
-def test_it_works_beside_a_grpc_server_and_an_open_channel(library: str, state: Path) -> None:
+def test_it_works_beside_a_grpc_server_and_an_open_channel(
+    library: str, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
     fake.write_state(state, fake.format_state(FOUR))
     with parent(WITH_GRPC, library) as process:
         assert process.stdout

@@ -205,13 +205,9 @@ class FakeKubelet:
         listeners, self._listeners = self._listeners, []
         if unlink and listeners:
             (self.plugin_dir / SOCKET).unlink(missing_ok=True)
-        with self._state:
-            connections = list(self._connections)
-        for client, _ in connections:
-            client.close()
         for listener in listeners:
             _shut(listener)
-        with self._state:  # a Register that came last may have added one
+        with self._state:
             connections = list(self._connections)
         for client, thread in connections:
             client.close()

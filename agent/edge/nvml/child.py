@@ -28,6 +28,8 @@ _LENGTH: Final = struct.Struct("!I")
 _MAX_LENGTH: Final = 16 << 20
 """Bytes of one message. A reading of 64 GPUs with all links has about 100,000."""
 
+_EVENT_LOOPS: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")
+
 stuck: set[int] = set()
 """Children that were killed and would not die; stuck in the driver, they may never."""
 
@@ -203,11 +205,22 @@ def _leave_parent(pipe: int) -> None:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor > 2 and descriptor != pipe:
+        if descriptor > 2 and descriptor != pipe and not _is_event_loop(descriptor):
             os.closerange(descriptor, descriptor + 1)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in {0, 1, 2} - {pipe}:
         os.dup2(null, descriptor)
+
+
+def _is_event_loop(descriptor: int) -> bool:
+    """gRPC starts its event loop anew in a forked child, and aborts if that loses its descriptors.
+
+    It does not where it was imported with the environment variable GRPC_ENABLE_FORK_SUPPORT=0.
+    """
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}").startswith(_EVENT_LOOPS)
+    except OSError:
+        return False
 
 
 def send(pipe: int, message: object) -> None:

@@ -1,0 +1,208 @@
+"""What the container runtime and kubelet tell of pods, as the facts that settle works on.
+
+The runtime shows a pod's annotations and its total of CPUs at once, and its containers one by one,
+when they are created. What is not there of a pod, because it is still to come or is being started
+anew, is held for it as one container more, REST: its containers find their CPUs beside each other
+whenever they come. A pod whose specification is known needs none of that.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from agent.core.adoption import Pin, PodFact
+from agent.core.offer import GPUS_KEY, Holding, to_fact
+from agent.core.request import GPU_RESOURCE, PIN_KEY, Demand, read_demand
+from agent.core.runtime import CpuTime, RuntimeContainer, RuntimePod, Stage
+from agent.core.strict_json import Object
+
+REST = "numalet-rest"
+"""The name under which that is held which no container of a pod has now."""
+
+_SHARES_OF_A_CPU = 1024
+_LEAST_SHARES, _MOST_SHARES = 2, 262_144
+"""What kubelet rounds to, for no request and for 256 CPUs and more.
+
+Source: kubelet, pkg/kubelet/cm/helpers_linux.go.
+"""
+
+Given = Mapping[str, tuple[str, ...]]
+"""Keys of GPUs by container."""
+
+_NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Amount:
+    """What a container has, as Kubernetes would have asked for it: CPUs in thousandths."""
+
+    request_milli: int = 0
+    limit_milli: int = 0
+    memory_bytes: int | None = None
+    gpus: int = 0
+
+    @property
+    def cpus(self) -> int:
+        """Whole CPUs with request = limit, else 0."""
+        whole = self.request_milli == self.limit_milli and self.limit_milli % 1000 == 0
+        return self.limit_milli // 1000 if whole else 0
+
+
+def read_facts(
+    pods: Sequence[RuntimePod],
+    containers: Iterable[RuntimeContainer],
+    holdings: Sequence[Holding] = (),
+    specs: Mapping[str, object] = _NOTHING,
+    keys: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[PodFact, ...]:
+    """A fact for each pod of the runtime, and for each holder of devices that it does not know.
+
+    `containers` are in order of creation. `specs` are pods as Kubernetes has them, by uid, as far
+    as they are known. `keys` are those of the GPUs by device id.
+    """
+    of_pod: dict[str, list[RuntimeContainer]] = {pod.id: [] for pod in pods}
+    for container in containers:
+        if container.pod_id in of_pod:
+            of_pod[container.pod_id].append(container)
+    held = {holding.pod: holding for holding in holdings}
+    facts = [
+        _fact(pod, of_pod[pod.id], held.get(pod.pod), specs.get(pod.uid), keys) for pod in pods
+    ]
+    known = {pod.pod for pod in pods}
+    others = [to_fact(keys, holding) for holding in holdings if holding.pod not in known]
+    return (*(fact for fact in facts if fact is not None), *others)
+
+
+def _fact(
+    pod: RuntimePod,
+    containers: Sequence[RuntimeContainer],
+    holding: Holding | None,
+    spec: object,
+    keys: Mapping[str, str],
+) -> PodFact | None:
+    """None for a pod of which nothing is there, and nothing is to come."""
+    given = _given(containers, holding, keys)
+    live = {one.name: one for one in containers if one.stage is not Stage.STOPPED}
+    if spec is None:
+        stopped = {one.name: one for one in containers if one.name not in live}
+        given = _gather(given, live)
+        amounts = _amounts(pod, live, stopped.values(), given)
+        if not amounts:
+            return None
+        spec = _as_spec(pod, amounts)
+    demand = read_demand(spec)
+    ours = isinstance(demand, Demand) and (demand.pinned or demand.decided_cpus)
+    pinned = {
+        name: Pin(cpus=container.cpus, mems=container.mems)
+        for name, container in live.items()
+        if container.cpus and ours
+    }
+    return PodFact(demand=demand, given=given, pinned=pinned)
+
+
+def _given(
+    containers: Iterable[RuntimeContainer], holding: Holding | None, keys: Mapping[str, str]
+) -> Given:
+    """The GPUs that Allocate wrote on containers; of the others, those that kubelet lists."""
+    devices = holding.devices if holding else {}
+    given = {name: tuple(keys.get(one, one) for one in ids) for name, ids in devices.items()}
+    for container in containers:
+        if text := container.annotations.get(GPUS_KEY):
+            given[container.name] = tuple(dict.fromkeys(text.split(",")))
+    return given
+
+
+# --- a pod whose specification is not known -------------------------------------------------------
+
+
+def _gather(given: Given, live: Mapping[str, RuntimeContainer]) -> Given:
+    """The same GPUs, those of containers that are not there under REST. What an init container had,
+    a later one has now."""
+    present = {name: gpus for name, gpus in given.items() if name in live}
+    taken = {gpu for gpus in present.values() for gpu in gpus}
+    absent = (gpu for name, gpus in given.items() if name not in live for gpu in gpus)
+    rest = tuple(dict.fromkeys(gpu for gpu in absent if gpu not in taken))
+    return present | ({REST: rest} if rest else {})
+
+
+def _amounts(
+    pod: RuntimePod,
+    live: Mapping[str, RuntimeContainer],
+    stopped: Iterable[RuntimeContainer],
+    given: Given,
+) -> dict[str, _Amount]:
+    """What each container that is there has, and REST what the pod has beyond that."""
+    amounts = {name: _container_amount(one, len(given.get(name, ()))) for name, one in live.items()}
+    if pod.cpu_time is not None:
+        total = _amount(pod.cpu_time, pod.memory_bytes, 0)
+    else:
+        before = [_container_amount(one, 0) for one in stopped]
+        total = _sum([*amounts.values(), *before])
+    used = _sum(amounts.values())
+    cpus = max(0, total.cpus - used.cpus) if pod.annotations.get(PIN_KEY) else 0
+    gpus = len(given.get(REST, ()))
+    if cpus or gpus:
+        memory = total.memory_bytes and max(1, total.memory_bytes - (used.memory_bytes or 0))
+        amounts[REST] = _Amount(
+            request_milli=cpus * 1000, limit_milli=cpus * 1000, memory_bytes=memory, gpus=gpus
+        )
+    return amounts
+
+
+def _sum(amounts: Iterable[_Amount]) -> _Amount:
+    """All together; CPUs only of those that have whole ones, no memory if one has no limit."""
+    every = tuple(amounts)
+    milli = sum(one.cpus for one in every) * 1000
+    limits = [one.memory_bytes for one in every if one.memory_bytes]
+    memory = sum(limits) if limits and len(limits) == len(every) else None
+    return _Amount(request_milli=milli, limit_milli=milli, memory_bytes=memory)
+
+
+def _container_amount(container: RuntimeContainer, gpus: int) -> _Amount:
+    """What a container has. One with a cpuset and without a quota is pinned, and its quota, which
+    was its request, lifted."""
+    amount = _amount(container.cpu_time, container.memory_bytes, gpus)
+    if container.cpus and not amount.limit_milli:
+        return replace(amount, limit_milli=amount.request_milli)
+    return amount
+
+
+def _amount(time: CpuTime, memory_bytes: int | None, gpus: int) -> _Amount:
+    """Shares tell the request, to a thousandth below 256 CPUs; the quota tells the limit."""
+    shares, quota_us = time.shares or 0, time.quota_us or 0
+    request = -(-shares * 1000 // _SHARES_OF_A_CPU) if shares > _LEAST_SHARES else 0
+    limit = quota_us * 1000 // time.period_us if quota_us > 0 and time.period_us else 0
+    if shares >= _MOST_SHARES:
+        request = max(request, limit)
+    return _Amount(
+        request_milli=request, limit_milli=limit, memory_bytes=memory_bytes or None, gpus=gpus
+    )
+
+
+def _as_spec(pod: RuntimePod, amounts: Mapping[str, _Amount]) -> Object:
+    """The pod as Kubernetes would have it, as far as it is known."""
+    namespace, _, name = pod.pod.partition("/")
+    return {
+        "metadata": {
+            "namespace": namespace,
+            "name": name,
+            "uid": pod.uid,
+            "annotations": dict(pod.annotations),
+        },
+        "spec": {
+            "containers": [
+                {"name": name, "resources": _as_resources(amount)}
+                for name, amount in amounts.items()
+            ]
+        },
+    }
+
+
+def _as_resources(amount: _Amount) -> Object:
+    limits = {
+        "cpu": f"{amount.limit_milli}m",
+        "memory": amount.memory_bytes,
+        GPU_RESOURCE: amount.gpus,
+    }
+    requests = {"cpu": f"{amount.request_milli}m", GPU_RESOURCE: amount.gpus}
+    return {"requests": requests, "limits": {key: value for key, value in limits.items() if value}}
