@@ -149,8 +149,8 @@ class Daemon:
                 self._wait()
                 if self._reloading:
                     self._reload()
-        finally:
             log.info("ending")
+        finally:
             _close(self._plugin)
             _close(self._driver)
             _close(self._status)

@@ -106,7 +106,8 @@ class Plugin:
                 self.cancelled.append(number)
             stream.put(None)
 
-        context.add_callback(cancel)
+        if not context.add_callback(cancel):  # it has ended already
+            cancel()
         self.streams.append(stream)
         self.calls.append("ListAndWatch")
         yield from iter(stream.get, None)

@@ -557,10 +557,11 @@ print("well")
 """
 
 
+@pytest.mark.parametrize("forks", ["0", "1"], ids=["gRPC that minds no forks", "gRPC that does"])
 def test_it_works_beside_a_grpc_server_and_an_open_channel(
-    library: str, state: Path, monkeypatch: pytest.MonkeyPatch
+    library: str, state: Path, monkeypatch: pytest.MonkeyPatch, forks: str
 ) -> None:
-    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
+    monkeypatch.setenv("GRPC_ENABLE_FORK_SUPPORT", forks)
     fake.write_state(state, fake.format_state(FOUR))
     with parent(WITH_GRPC, library) as process:
         assert process.stdout

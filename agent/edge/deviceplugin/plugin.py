@@ -35,7 +35,7 @@ from agent.proto import deviceplugin_pb2 as pb
 VERSION: Final = "v1beta1"
 KUBELET_SOCKET: Final = "kubelet.sock"
 
-_LOOK_S: Final = 0.2
+_LOOK_S: Final = 0.5
 """How often the plugin directory is looked at. Two calls of stat: cheaper than being told."""
 _REGISTER_S: Final = 12.0
 """How long a registration may take: in it kubelet dials us, for up to 10 s."""
@@ -52,9 +52,9 @@ _CHANNEL_OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What the plugin asks others: whom to prefer among (available, must include, count), and how to
-    give out devices; and whom it tells: of each RPC (method, seconds, code), of each registration
-    ("ok" or "failed"), and whether kubelet reads the devices."""
+    """What the plugin asks others: whom to prefer among (available, must include, count), and how
+    to give out devices; and whom it tells: of each RPC (method, seconds, code), of each
+    registration ("ok" or "failed"), and whether kubelet reads the devices."""
 
     prefer: Callable[[Sequence[str], Sequence[str], int], Sequence[str]]
     allocate: Callable[[Sequence[str]], Allocation | Refusal]

@@ -20,7 +20,7 @@ driver's library.
                 └─ events: wait for Xids
 
 The child ends with the thread that forked it, whatever ends that. An open session keeps the driver
-from being unloaded and GPUs from being reset; who wants to do that ends the agent before.
+from being unloaded, and may keep a GPU from being reset: whoever wants that ends the agent before.
 """
 
 from agent.edge.nvml.probing import Pace

@@ -1,0 +1,279 @@
+"""The books: who holds what, behind one lock, and what the container runtime told of its pods.
+
+The pass settles with all that was observed; the container runtime's plugin settles for one
+container at its creation, with what is known then. Both go from one ledger to the next by the same
+`settle`.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from agent import log
+from agent.core.bitmap import Bitmap
+from agent.core.layout import lay_out
+from agent.core.ledger import Grant, Ledger
+from agent.core.offer import GPUS_KEY, Holding
+from agent.core.placement import MemoryRule, Refusal
+from agent.core.podfacts import read_facts
+from agent.core.pool import GroupPod, Qos
+from agent.core.request import Demand
+from agent.core.runtime import Cpuset, RuntimeContainer, RuntimePod, Stage
+from agent.core.settlement import Settlement, settle
+from agent.core.topology import EMPTY, Machine, union
+
+
+class OnUnsatisfied(StrEnum):
+    """What becomes of a container whose pod asks for a pin that it cannot have."""
+
+    FAIL = "fail"
+    WARN = "warn"
+
+
+class Unannotated(StrEnum):
+    """What becomes of GPU pods that ask for nothing."""
+
+    LEAVE = "leave"
+    NEAR = "near"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What an administrator decided. `observe_only` is the sentence why nothing may be pinned."""
+
+    on_unsatisfied: OnUnsatisfied = OnUnsatisfied.FAIL
+    unannotated: Unannotated = Unannotated.LEAVE
+    memory: MemoryRule = MemoryRule.AUTO
+    lift_quota: bool = True
+    observe_only: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What a pass observed beside the runtime. `keys` are those of the GPUs by device id, `specs`
+    are pods as Kubernetes has them by uid, as far as known."""
+
+    machine: Machine
+    reserved: Bitmap = EMPTY
+    holdings: tuple[Holding, ...] = ()
+    specs: Mapping[str, object] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+
+class Books:
+    """All methods may be called by any thread."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._lock = threading.Lock()
+        self._rules = Rules()
+        self._node: Node | None = None
+        self._ledger: Ledger | None = None
+        self._pods: dict[str, RuntimePod] = {}
+        self._containers: dict[str, RuntimeContainer] = {}
+        self._asking: frozenset[str] = frozenset()
+        self._refused: dict[str, str] = {}
+
+    # --- the pass ---------------------------------------------------------------------------------
+
+    def settle(self, node: Node, rules: Rules) -> Settlement:
+        """The next ledger, with all that is known now."""
+        with self._lock:
+            self._node, self._rules = node, rules
+            if self._ledger is not None and self._ledger.reserved != node.reserved:
+                self._ledger = replace(self._ledger, reserved=node.reserved)
+            return self._settle()
+
+    def _settle(self) -> Settlement:
+        assert self._node is not None
+        node = self._node
+        ledger = self._ledger or Ledger(layout=lay_out(node.machine), reserved=node.reserved)
+        facts = read_facts(
+            tuple(self._pods.values()),
+            tuple(self._containers.values()),
+            node.holdings,
+            node.specs,
+            node.keys,
+        )
+        settlement = settle(node.machine, ledger, facts, self._rules.memory)
+        self._ledger = settlement.ledger
+        self._asking = frozenset(
+            fact.demand.uid
+            for fact in facts
+            if isinstance(fact.demand, Demand) and fact.demand.pinned
+        )
+        self._refused = {one.uid: one.reason for one in settlement.refused}
+        return settlement
+
+    def see(self, pods: Sequence[RuntimePod], containers: Sequence[RuntimeContainer]) -> None:
+        """These are the pods and containers that there are, in order of creation."""
+        with self._lock:
+            self._pods = {pod.id: pod for pod in pods}
+            self._containers = {container.id: container for container in containers}
+
+    @property
+    def ledger(self) -> Ledger | None:
+        return self._ledger
+
+    def group_pods(self) -> tuple[GroupPod, ...]:
+        """What the cgroups of all pods are judged by."""
+        with self._lock:
+            if self._ledger is None:
+                return ()
+            live: dict[str, list[RuntimeContainer]] = {id_: [] for id_ in self._pods}
+            for container in self._containers.values():
+                if container.stage is not Stage.STOPPED and container.pod_id in live:
+                    live[container.pod_id].append(container)
+            return tuple(
+                self._group_pod(self._ledger, pod, live[pod.id]) for pod in self._pods.values()
+            )
+
+    def _group_pod(
+        self, ledger: Ledger, pod: RuntimePod, live: Sequence[RuntimeContainer]
+    ) -> GroupPod:
+        cpus = {grant.container: grant.cpus for grant in ledger.of_pod(pod.uid) if grant.cpus}
+        pinned = {one.id: cpus[one.name] for one in live if one.name in cpus}
+        near = {} if cpus else {one.id: self._near(ledger, one) for one in live}
+        return GroupPod(
+            uid=pod.uid,
+            qos=Qos.GUARANTEED,
+            containers=frozenset(one.id for one in live),
+            pinned=pinned,
+            held=union(cpus.values()),
+            waits=not cpus and pod.uid in self._asking and pod.uid not in self._refused,
+            near={id_: some for id_, some in near.items() if some},
+        )
+
+    def _near(self, ledger: Ledger, container: RuntimeContainer) -> Bitmap:
+        """The shared CPUs on the nodes of the container's GPUs, if it is to stay near them."""
+        keys = container.annotations.get(GPUS_KEY)
+        if self._rules.unannotated is Unannotated.LEAVE or not keys:
+            return EMPTY
+        layout = ledger.layout
+        seats = layout.seats_of(layout.places(keys.split(",")))
+        return union(layout.seats[seat].cpus for seat in seats) & ledger.shared_pool
+
+    def pins(self) -> tuple[tuple[RuntimePod, RuntimeContainer, Grant], ...]:
+        """The containers that run, or may, on CPUs of their own."""
+        with self._lock:
+            ledger = self._ledger
+            return tuple(
+                (pod, container, grant)
+                for container in self._containers.values()
+                if container.stage is not Stage.STOPPED
+                and ledger is not None
+                and (pod := self._pods.get(container.pod_id)) is not None
+                and (grant := _grant(ledger, pod, container)) is not None
+            )
+
+    # --- the container runtime, in its plugin's thread --------------------------------------------
+
+    def on_synchronize(
+        self, pods: Sequence[RuntimePod], containers: Sequence[RuntimeContainer]
+    ) -> dict[str, Cpuset]:
+        """All that there is; the cpusets of running containers that must have others."""
+        self.see(pods, containers)
+        with self._lock:
+            if self._node is None or self._rules.observe_only:
+                return {}
+            self._settle()
+            wrong = [
+                (container, cpuset)
+                for container in self._containers.values()
+                if container.stage is not Stage.STOPPED
+                and (cpuset := self._cpuset(container)) is not None
+                and (container.cpus, container.mems or cpuset.mems) != (cpuset.cpus, cpuset.mems)
+            ]
+            for container, cpuset in wrong:
+                self._note_cpuset(container, cpuset)
+        self._ring()
+        return {container.id: cpuset for container, cpuset in wrong if _may_update(container)}
+
+    def on_create(self, pod: RuntimePod, container: RuntimeContainer) -> Cpuset | Refusal | None:
+        """What a container is created with."""
+        with self._lock:
+            self._pods[pod.id] = pod
+            self._containers.pop(container.id, None)
+            self._containers[container.id] = container
+            if self._node is None or self._rules.observe_only:
+                return None
+            self._settle()
+            reason = self._refused.get(pod.uid)
+            cpuset = None if reason else self._cpuset(container)
+            if cpuset is not None:
+                self._note_cpuset(container, cpuset)
+            elif reason and self._rules.on_unsatisfied is OnUnsatisfied.FAIL:
+                del self._containers[container.id]
+        self._ring()
+        if reason is None:
+            return cpuset
+        log.warning("not pinned", pod=pod.pod, container=container.name, reason=reason)
+        return Refusal(reason=reason) if self._rules.on_unsatisfied is OnUnsatisfied.FAIL else None
+
+    def on_update(
+        self, pod: RuntimePod, container: RuntimeContainer, asked: object
+    ) -> Cpuset | None:
+        """A pinned container keeps its CPUs, whoever asks for what."""
+        with self._lock:
+            known = self._containers.get(container.id)
+            if known is None or self._rules.observe_only or not _may_update(known):
+                return None
+            return self._cpuset(known)
+
+    def on_start(self, container_id: str) -> None:
+        self._set_stage(container_id, Stage.RUNNING)
+
+    def on_stop(self, container_id: str) -> None:
+        self._set_stage(container_id, Stage.STOPPED)
+        self._ring()
+
+    def on_remove(self, container_id: str) -> None:
+        with self._lock:
+            self._containers.pop(container_id, None)
+        self._ring()
+
+    def on_run_pod(self, pod: RuntimePod) -> None:
+        with self._lock:
+            self._pods[pod.id] = pod
+        self._ring()
+
+    def on_stop_pod(self, pod_id: str) -> None:
+        """The sandbox is stopped: what it held is free. It is removed later, or never."""
+        with self._lock:
+            self._pods.pop(pod_id, None)
+            self._containers = {
+                id_: one for id_, one in self._containers.items() if one.pod_id != pod_id
+            }
+        self._ring()
+
+    def _set_stage(self, container_id: str, stage: Stage) -> None:
+        with self._lock:
+            if container := self._containers.get(container_id):
+                self._containers[container_id] = replace(container, stage=stage)
+
+    def _cpuset(self, container: RuntimeContainer) -> Cpuset | None:
+        """What the ledger says that the container runs on; None if that is nothing of its own."""
+        assert self._ledger is not None
+        pod = self._pods.get(container.pod_id)
+        grant = _grant(self._ledger, pod, container) if pod else None
+        if grant is not None:
+            return Cpuset(cpus=grant.cpus, mems=grant.mems, lift_quota=self._rules.lift_quota)
+        near = self._near(self._ledger, container)
+        return Cpuset(cpus=near, lift_quota=False) if near else None
+
+    def _note_cpuset(self, container: RuntimeContainer, cpuset: Cpuset) -> None:
+        self._containers[container.id] = replace(container, cpus=cpuset.cpus, mems=cpuset.mems)
+
+
+def _grant(ledger: Ledger, pod: RuntimePod, container: RuntimeContainer) -> Grant | None:
+    """What the container holds, if it holds CPUs."""
+    grants = (grant for grant in ledger.of_pod(pod.uid) if grant.container == container.name)
+    return next((grant for grant in grants if grant.cpus), None)
+
+
+def _may_update(container: RuntimeContainer) -> bool:
+    """Whether the runtime may change a running container: one whose GPUs are not among its device
+    nodes would lose them."""
+    devices = any(path.startswith("/dev/nvidia") for path in container.devices)
+    return devices or container.visible_devices in (None, "", "void", "none")
