@@ -142,7 +142,6 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else it logs every goodbye of a peer
     from agent.daemon import Daemon  # gRPC and the like, which the other commands do without
 
     Daemon(lambda: load_config(options.config, flags_given(options))).run()

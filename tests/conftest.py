@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import agent  # noqa: F401 (sets what gRPC reads when it is imported)
 from tests.fakes import nvml
 
 MEMORY = "/dev/shm"
