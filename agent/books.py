@@ -8,7 +8,6 @@ container at its creation, with what is known then. Both go from one ledger to t
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 from agent import log
 from agent.core.bitmap import Bitmap
@@ -16,26 +15,19 @@ from agent.core.layout import lay_out
 from agent.core.ledger import Grant, Ledger
 from agent.core.offer import GPUS_KEY, Holding
 from agent.core.placement import MemoryRule, Refusal
-from agent.core.podfacts import read_facts
+from agent.core.podfacts import Memory, read_facts
 from agent.core.pool import GroupPod, Qos
 from agent.core.request import Demand
-from agent.core.runtime import Cpuset, RuntimeContainer, RuntimePod, Stage
+from agent.core.runtime import (
+    Cpuset,
+    OnUnsatisfied,
+    RuntimeContainer,
+    RuntimePod,
+    Stage,
+    Unannotated,
+)
 from agent.core.settlement import Settlement, settle
 from agent.core.topology import EMPTY, Machine, union
-
-
-class OnUnsatisfied(StrEnum):
-    """What becomes of a container whose pod asks for a pin that it cannot have."""
-
-    FAIL = "fail"
-    WARN = "warn"
-
-
-class Unannotated(StrEnum):
-    """What becomes of GPU pods that ask for nothing."""
-
-    LEAVE = "leave"
-    NEAR = "near"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +53,19 @@ class Node:
     keys: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinned:
+    """A container that holds CPUs, and what it should run on."""
+
+    pod: RuntimePod
+    container: RuntimeContainer
+    cpuset: Cpuset
+
+    @property
+    def name(self) -> str:
+        return f"{self.pod.pod}/{self.container.name}"
+
+
 class Books:
     """All methods may be called by any thread."""
 
@@ -72,8 +77,11 @@ class Books:
         self._ledger: Ledger | None = None
         self._pods: dict[str, RuntimePod] = {}
         self._containers: dict[str, RuntimeContainer] = {}
+        self._memory: Memory = {}
         self._asking: frozenset[str] = frozenset()
         self._refused: dict[str, str] = {}
+        self.turn = 0
+        """Counts what happened: the cgroups are to follow."""
 
     # --- the pass ---------------------------------------------------------------------------------
 
@@ -95,8 +103,10 @@ class Books:
             node.holdings,
             node.specs,
             node.keys,
+            self._memory,
         )
         settlement = settle(node.machine, ledger, facts, self._rules.memory)
+        self.turn += bool(settlement.changes)
         self._ledger = settlement.ledger
         self._asking = frozenset(
             fact.demand.uid
@@ -108,9 +118,10 @@ class Books:
 
     def see(self, pods: Sequence[RuntimePod], containers: Sequence[RuntimeContainer]) -> None:
         """These are the pods and containers that there are, in order of creation."""
+        now = {pod.id: pod for pod in pods}, {one.id: one for one in containers}
         with self._lock:
-            self._pods = {pod.id: pod for pod in pods}
-            self._containers = {container.id: container for container in containers}
+            self.turn += now != (self._pods, self._containers)
+            self._pods, self._containers = now
 
     @property
     def ledger(self) -> Ledger | None:
@@ -154,26 +165,32 @@ class Books:
         seats = layout.seats_of(layout.places(keys.split(",")))
         return union(layout.seats[seat].cpus for seat in seats) & ledger.shared_pool
 
-    def pins(self) -> tuple[tuple[RuntimePod, RuntimeContainer, Grant], ...]:
+    def pinned(self) -> tuple[Pinned, ...]:
         """The containers that run, or may, on CPUs of their own."""
         with self._lock:
-            ledger = self._ledger
-            return tuple(
-                (pod, container, grant)
-                for container in self._containers.values()
-                if container.stage is not Stage.STOPPED
-                and ledger is not None
-                and (pod := self._pods.get(container.pod_id)) is not None
-                and (grant := _grant(ledger, pod, container)) is not None
-            )
+            ledger, found = self._ledger, []
+            for container in self._containers.values():
+                pod = self._pods.get(container.pod_id)
+                grant = _grant(ledger, pod, container) if ledger and pod else None
+                if pod and grant and container.stage is not Stage.STOPPED:
+                    cpuset = self._to_cpuset(grant)
+                    found.append(Pinned(pod=pod, container=container, cpuset=cpuset))
+            return tuple(found)
+
+    def _to_cpuset(self, grant: Grant) -> Cpuset:
+        return Cpuset(cpus=grant.cpus, mems=grant.mems, lift_quota=self._rules.lift_quota)
 
     # --- the container runtime, in its plugin's thread --------------------------------------------
 
     def on_synchronize(
         self, pods: Sequence[RuntimePod], containers: Sequence[RuntimeContainer]
     ) -> dict[str, Cpuset]:
-        """All that there is; the cpusets of running containers that must have others."""
-        self.see(pods, containers)
+        """All that there is; the cpusets of running containers that must have others.
+
+        The runtime also lists sandboxes that have ended; nothing runs in them.
+        """
+        busy = {container.pod_id for container in containers}
+        self.see([pod for pod in pods if pod.pid or pod.id in busy], containers)
         with self._lock:
             if self._node is None or self._rules.observe_only:
                 return {}
@@ -205,6 +222,7 @@ class Books:
                 self._note_cpuset(container, cpuset)
             elif reason and self._rules.on_unsatisfied is OnUnsatisfied.FAIL:
                 del self._containers[container.id]
+            self.turn += 1
         self._ring()
         if reason is None:
             return cpuset
@@ -231,26 +249,30 @@ class Books:
     def on_remove(self, container_id: str) -> None:
         with self._lock:
             self._containers.pop(container_id, None)
+            self.turn += 1
         self._ring()
 
     def on_run_pod(self, pod: RuntimePod) -> None:
         with self._lock:
             self._pods[pod.id] = pod
+            self.turn += 1
         self._ring()
 
-    def on_stop_pod(self, pod_id: str) -> None:
-        """The sandbox is stopped: what it held is free. It is removed later, or never."""
+    def on_end_pod(self, pod_id: str) -> None:
+        """The sandbox is stopped or gone: what it held is free."""
         with self._lock:
             self._pods.pop(pod_id, None)
             self._containers = {
                 id_: one for id_, one in self._containers.items() if one.pod_id != pod_id
             }
+            self.turn += 1
         self._ring()
 
     def _set_stage(self, container_id: str, stage: Stage) -> None:
         with self._lock:
             if container := self._containers.get(container_id):
                 self._containers[container_id] = replace(container, stage=stage)
+                self.turn += 1
 
     def _cpuset(self, container: RuntimeContainer) -> Cpuset | None:
         """What the ledger says that the container runs on; None if that is nothing of its own."""
@@ -258,7 +280,7 @@ class Books:
         pod = self._pods.get(container.pod_id)
         grant = _grant(self._ledger, pod, container) if pod else None
         if grant is not None:
-            return Cpuset(cpus=grant.cpus, mems=grant.mems, lift_quota=self._rules.lift_quota)
+            return self._to_cpuset(grant)
         near = self._near(self._ledger, container)
         return Cpuset(cpus=near, lift_quota=False) if near else None
 

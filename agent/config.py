@@ -18,7 +18,10 @@ from dataclasses import Field, dataclass, field, fields
 from functools import partial
 from typing import Any, Final
 
+from agent.core.bitmap import Bitmap
 from agent.core.offer import IdKind
+from agent.core.placement import MemoryRule
+from agent.core.runtime import OnUnsatisfied, Unannotated
 from agent.core.strict_json import printable
 from agent.errors import ConfigError
 
@@ -165,6 +168,21 @@ def _is_address(text: str) -> bool:
         return False
 
 
+def _is_nri_index(text: str) -> bool:
+    return bool(re.fullmatch(r"[0-9]{2}", text, re.ASCII)) and text != "00"
+
+
+def _is_cpu_list(text: str) -> bool:
+    try:
+        return bool(Bitmap.parse_list(text))
+    except ValueError:
+        return False
+
+
+def _is_url(text: str) -> bool:
+    return bool(re.fullmatch(r"https?://[\w.:\[\]-]{1,255}/?", text, re.ASCII))
+
+
 # --- the options ----------------------------------------------------------------------------------
 
 
@@ -244,6 +262,69 @@ class Config:
         "first starts each of them, which takes seconds.",
         least=0.1,
         most=600,
+    )
+    nri_socket: str = _path(
+        "/var/run/nri/nri.sock",
+        "The container runtime's socket for plugins, as the agent sees it. Where nobody serves it, "
+        "cpusets are written to the cgroups instead.",
+        longest=_LONGEST_SOCKET,
+    )
+    nri_index: str = _text(
+        "10",
+        "Where the agent stands among the runtime's plugins, which are asked in this order.",
+        metavar="NN",
+        meant="two digits but not 00, like 10",
+        is_meant=_is_nri_index,
+    )
+    on_unsatisfied: OnUnsatisfied = _word(  # noqa: RUF009
+        OnUnsatisfied.FAIL,
+        "What becomes of a container whose pod asks for CPUs of its own and cannot have them. At "
+        "fail it is not started, and the pod says why; at warn it runs on the shared CPUs.",
+        tuple(OnUnsatisfied),
+    )
+    memory: MemoryRule = _word(  # noqa: RUF009
+        MemoryRule.AUTO,
+        "Whether a pinned pod's memory is bound to its NUMA nodes. At auto, where it has limits "
+        "that fit there: a bind that does not fit ends in an OOM kill.",
+        tuple(MemoryRule),
+    )
+    unannotated_gpu_pods: Unannotated = _word(  # noqa: RUF009
+        Unannotated.LEAVE,
+        "What becomes of GPU pods that ask for no pinning. At near they run on the shared CPUs of "
+        "their GPUs' nodes; at leave on all shared CPUs.",
+        tuple(Unannotated),
+    )
+    lift_quota: str = _word(
+        "yes",
+        "Whether the CFS quota of a pinned container is lifted: it would throttle it on CPUs that "
+        "nobody else may use.",
+        ("yes", "no"),
+    )
+    reserved_cpus: str = _text(
+        "",
+        "CPUs that no pod is pinned to. Empty: what kubelet's configuration reserves; where that "
+        "reserves none, one core always stays free.",
+        metavar="LIST",
+        meant="a list of CPUs, like 0-1,64",
+        is_meant=_is_cpu_list,
+    )
+    kubelet_dir: str = _path(
+        "/var/lib/kubelet",
+        "Kubelet's own folder, as the agent sees it. Its cpu_manager_state tells whether kubelet "
+        "pins CPUs itself, in which case the agent only watches.",
+    )
+    kubelet_config: str = _path(
+        "/var/lib/kubelet/config.yaml",
+        "Kubelet's configuration file, as the agent sees it. Where there is none, kubelet's "
+        "defaults are taken.",
+    )
+    kubelet_url: str = _text(
+        "",
+        "Where kubelet tells its pods, such as https://127.0.0.1:10250. Needed only where cpusets "
+        "are written to the cgroups, which do not tell what a pod asks.",
+        metavar="URL",
+        meant="a URL like https://127.0.0.1:10250",
+        is_meant=_is_url,
     )
     period_s: float = _seconds(
         10,

@@ -4,7 +4,8 @@ AgentError
 ├── ConfigError            an option or a file given by the user that cannot be meant
 ├── DiscoveryError         the machine cannot be read, or what it says contradicts itself
 ├── KubeletError           kubelet cannot be reached, or what it answers makes no sense
-└── ContainerRuntimeError  the container runtime cannot be reached, or breaks its protocol
+├── ContainerRuntimeError  the container runtime cannot be reached, or breaks its protocol
+└── PinError               a cpuset cannot be read or written
 
 Each edge translates foreign exceptions in one place, with the cause chained. The text is
 one sentence for people that names the path or the peer. Core raises only ValueError.
@@ -29,3 +30,7 @@ class KubeletError(AgentError):
 
 class ContainerRuntimeError(AgentError):
     """The container runtime cannot be reached, or breaks its protocol."""
+
+
+class PinError(AgentError):
+    """A cpuset cannot be read or written."""

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from agent.config import Config, add_flags, flags_given, format_example, load_config
 from agent.core.offer import IdKind
+from agent.core.placement import MemoryRule
+from agent.core.runtime import OnUnsatisfied, Unannotated
 from agent.errors import ConfigError
 
 Load = Callable[..., Config]
@@ -34,6 +36,16 @@ DEFAULTS: dict[str, object] = {
     "ignored_xids": (13, 31, 43, 45, 68, 109),
     "gpu_recovery_s": 60.0,
     "driver_timeout_s": 30.0,
+    "nri_socket": "/var/run/nri/nri.sock",
+    "nri_index": "10",
+    "on_unsatisfied": OnUnsatisfied.FAIL,
+    "memory": MemoryRule.AUTO,
+    "unannotated_gpu_pods": Unannotated.LEAVE,
+    "lift_quota": "yes",
+    "reserved_cpus": "",
+    "kubelet_dir": "/var/lib/kubelet",
+    "kubelet_config": "/var/lib/kubelet/config.yaml",
+    "kubelet_url": "",
     "period_s": 10.0,
     "status_address": "127.0.0.1:9470",
     "log_level": "info",
@@ -95,6 +107,17 @@ TAKEN: list[tuple[str, str, str, object]] = [
     ("gpu_recovery_s", "0", "0", 0.0),
     ("gpu_recovery_s", "1.5", "1.5", 1.5),
     ("driver_timeout_s", "600", "600", 600.0),
+    ("nri_socket", '"/run/nri.sock"', "/run/nri.sock", "/run/nri.sock"),
+    ("nri_index", '"99"', "99", "99"),
+    ("on_unsatisfied", '"warn"', "warn", OnUnsatisfied.WARN),
+    ("memory", '"bind"', "bind", MemoryRule.BIND),
+    ("unannotated_gpu_pods", '"near"', "near", Unannotated.NEAR),
+    ("lift_quota", '"no"', "no", "no"),
+    ("reserved_cpus", '"0-1,64"', "0-1,64", "0-1,64"),
+    ("kubelet_dir", '"/data/kubelet"', "/data/kubelet", "/data/kubelet"),
+    ("kubelet_config", '"/etc/kubelet.yaml"', "/etc/kubelet.yaml", "/etc/kubelet.yaml"),
+    ("kubelet_url", '"https://[::1]:10250/"', "https://[::1]:10250/", "https://[::1]:10250/"),
+    ("kubelet_url", '"http://node-1:10255"', "http://node-1:10255", "http://node-1:10255"),
     ("period_s", "0.1", "0.1", 0.1),
     ("status_address", '"0.0.0.0:80"', "0.0.0.0:80", "0.0.0.0:80"),
     ("status_address", '"[::1]:0"', "[::1]:0", "[::1]:0"),
@@ -482,3 +505,24 @@ def test_the_example_says_above_each_option_what_it_is() -> None:
         assert option == f"# {name} = {as_toml(DEFAULTS[name])}"
         assert len(comments) >= 2
         assert all(line.startswith("# ") and len(line) <= 100 for line in comments)
+
+
+# --- texts with a form of their own ---------------------------------------------------------------
+
+FORMS = [
+    ("nri_index", "00", "two digits but not 00, like 10"),
+    ("nri_index", "7", "two digits but not 00, like 10"),
+    ("nri_index", "１０", "two digits but not 00, like 10"),
+    ("reserved_cpus", "0-", "a list of CPUs, like 0-1,64"),
+    ("reserved_cpus", "1-0", "a list of CPUs, like 0-1,64"),
+    ("reserved_cpus", " ", "a list of CPUs, like 0-1,64"),
+    ("kubelet_url", "localhost:10250", "a URL like https://127.0.0.1:10250"),
+    ("kubelet_url", "https://node/pods", "a URL like https://127.0.0.1:10250"),
+    ("kubelet_url", "ftp://node", "a URL like https://127.0.0.1:10250"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "meant"), FORMS)
+def test_what_has_another_form_is_refused(load: Load, name: str, text: str, meant: str) -> None:
+    sentence = refusal(load, f'{name} = "{text}"')
+    assert sentence.startswith(f"agent.toml: {name} is {meant}, or empty, not ")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.core.topology import Machine, NodeSource
-from agent.observation import observe_machine
 from agent.errors import DiscoveryError
+from agent.observation import observe_machine
 from tests.core.machines import described
 from tests.fakes import node, nvml
 

@@ -8,6 +8,7 @@ whenever they come. A pod whose specification is known needs none of that.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import is_
 from types import MappingProxyType
 
 from agent.core.adoption import Pin, PodFact
@@ -28,6 +29,9 @@ Source: kubelet, pkg/kubelet/cm/helpers_linux.go.
 
 Given = Mapping[str, tuple[str, ...]]
 """Keys of GPUs by container."""
+
+Memory = dict[str, tuple[tuple[object, ...], PodFact | None]]
+"""Sandbox id → what its fact follows from, and the fact."""
 
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
@@ -54,23 +58,38 @@ def read_facts(
     holdings: Sequence[Holding] = (),
     specs: Mapping[str, object] = _NOTHING,
     keys: Mapping[str, str] = MappingProxyType({}),
+    memory: Memory | None = None,
 ) -> tuple[PodFact, ...]:
     """A fact for each pod of the runtime, and for each holder of devices that it does not know.
 
     `containers` are in order of creation. `specs` are pods as Kubernetes has them, by uid, as far
-    as they are known. `keys` are those of the GPUs by device id.
+    as they are known. `keys` are those of the GPUs by device id. With a `memory` from one call to
+    the next, a fact is worked out anew only where what it follows from is new.
     """
     of_pod: dict[str, list[RuntimeContainer]] = {pod.id: [] for pod in pods}
     for container in containers:
         if container.pod_id in of_pod:
             of_pod[container.pod_id].append(container)
     held = {holding.pod: holding for holding in holdings}
-    facts = [
-        _fact(pod, of_pod[pod.id], held.get(pod.pod), specs.get(pod.uid), keys) for pod in pods
-    ]
-    known = {pod.pod for pod in pods}
-    others = [to_fact(keys, holding) for holding in holdings if holding.pod not in known]
-    return (*(fact for fact in facts if fact is not None), *others)
+    before = {} if memory is None else dict(memory)
+    now: Memory = {}
+    for pod in pods:
+        causes = (pod, *of_pod[pod.id], held.get(pod.pod), specs.get(pod.uid), keys)
+        known = before.get(pod.id)
+        if known is None or not _same(known[0], causes):
+            fact = _fact(pod, of_pod[pod.id], held.get(pod.pod), specs.get(pod.uid), keys)
+            known = causes, fact
+        now[pod.id] = known
+    if memory is not None:
+        memory.clear()
+        memory.update(now)
+    known_pods = {pod.pod for pod in pods}
+    others = [to_fact(keys, holding) for holding in holdings if holding.pod not in known_pods]
+    return (*(fact for _, fact in now.values() if fact is not None), *others)
+
+
+def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
+    return len(before) == len(now) and all(map(is_, before, now))
 
 
 def _fact(

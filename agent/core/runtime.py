@@ -33,13 +33,15 @@ class CpuTime:
 class RuntimePod:
     """A pod sandbox. `id` is the runtime's, `pod` is "namespace/name". `cpu_time` and
     `memory_bytes` (its limit) are those of the whole pod, None where the runtime does not say.
-    `cgroup_parent` is kubelet's cgroup of the pod as the runtime was told it."""
+    `cgroup_parent` is kubelet's cgroup of the pod as the runtime was told it. `pid` is the sandbox's
+    process, 0 where it has none or has ended."""
 
     id: str
     uid: str
     pod: str
     annotations: Mapping[str, str] = field(default_factory=dict)
     cgroup_parent: str = ""
+    pid: int = 0
     cpu_time: CpuTime | None = None
     memory_bytes: int | None = None
 
@@ -73,3 +75,17 @@ class Cpuset:
     cpus: Bitmap
     mems: Bitmap = EMPTY
     lift_quota: bool = True
+
+
+class OnUnsatisfied(StrEnum):
+    """What becomes of a container whose pod asks for a pin that it cannot have."""
+
+    FAIL = "fail"
+    WARN = "warn"
+
+
+class Unannotated(StrEnum):
+    """What becomes of GPU pods that ask for nothing."""
+
+    LEAVE = "leave"
+    NEAR = "near"

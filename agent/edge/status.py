@@ -130,6 +130,13 @@ class Metrics:
             "numalet_pass_errors_total", "Passes in which something failed, by kind.", ("kind",)
         )
         self._driver = gauge("numalet_driver_up", "1 while the GPU driver answers.")
+        self._paths = gauge(
+            "numalet_pinning_path", "1 for who gives containers their CPUs now.", ("path",)
+        )
+        self._drifts = counter(
+            "numalet_cpuset_drifts_total", "Pinned containers that were found on other CPUs."
+        )
+        self._writes = counter("numalet_cpuset_writes_total", "Cgroups whose CPUs were written.")
 
     def rpc(self, method: str, seconds: float, code: str) -> None:
         """A call of kubelet was answered; `code` is gRPC's name for how, "OK" or another."""
@@ -156,6 +163,16 @@ class Metrics:
 
     def driver(self, up: bool) -> None:
         self._driver.set(up)
+
+    def pinned_by(self, path: str) -> None:
+        """`path` is "nri", "cgroup" or "none" from now on."""
+        self._paths.clear()
+        self._paths.labels(path).set(1)
+
+    def carried_out(self, drifts: int, writes: int) -> None:
+        """The cgroups were made to follow the ledger."""
+        self._drifts.inc(drifts)
+        self._writes.inc(writes)
 
     def show_gpus(self, rows: Iterable[GpuRow]) -> None:
         """These are the GPUs from now on."""

@@ -148,8 +148,8 @@ class _Plugin:
         self._calls: dict[int, Future[ttrpc.Response]] = {}
         self._state = threading.Lock()
         self._writing = threading.Lock()
-        self._payloads: dict[int, queue.Queue[bytes]] = {
-            connection: queue.Queue(_QUEUE) for connection in (TO_PLUGIN, TO_RUNTIME)
+        self._payloads: dict[int, queue.SimpleQueue[bytes | None]] = {
+            connection: queue.SimpleQueue() for connection in (TO_PLUGIN, TO_RUNTIME)
         }
         targets = (self._read_trunk, self._read_answers, self._read_calls)
         self._threads = [threading.Thread(target=target, daemon=True) for target in targets]
@@ -164,6 +164,8 @@ class _Plugin:
             self._peer.shutdown(socket.SHUT_RDWR)
         for future in (*futures, self.registered):
             future.cancel()
+        for payloads in self._payloads.values():
+            payloads.put(None)
 
     def join(self) -> None:
         for thread in self._threads:
@@ -206,12 +208,13 @@ class _Plugin:
         try:
             while True:
                 connection, payload = read_frame(self._peer)
-                if connection in self._payloads:
-                    self._payloads[connection].put_nowait(payload)
+                payloads = self._payloads.get(connection)
+                if payloads is not None:
+                    payloads.put(payload)
+                    if payloads.qsize() > _QUEUE:
+                        self.close("failed to queue payload for reading")
         except (EOFError, OSError):
             self.close("the plugin closed the connection")
-        except queue.Full:
-            self.close("failed to queue payload for reading")
 
     def _read_answers(self) -> None:
         for stream, kind, data in self._messages(TO_PLUGIN):
@@ -234,10 +237,10 @@ class _Plugin:
 
     def _messages(self, connection: int) -> Iterator[tuple[int, int, bytes]]:
         def receive() -> bytes:
-            while not self.lost:
-                with contextlib.suppress(queue.Empty):
-                    return self._payloads[connection].get(timeout=0.2)
-            raise EOFError
+            payload = self._payloads[connection].get()
+            if payload is None:
+                raise EOFError
+            return payload
 
         reader = GoReader(receive)
         try:
@@ -327,11 +330,12 @@ class FakeRuntime:
 
     def start(self) -> None:
         assert self._listener is None
+        """The socket takes its place when it is served already: a test may count on that."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self.path))
+        self._listener.bind(f"{self.path}~")
         self._listener.listen()
+        Path(f"{self.path}~").rename(self.path)
         self._acceptor = threading.Thread(target=self._accept, args=(self._listener,), daemon=True)
         self._acceptor.start()
 
@@ -580,8 +584,9 @@ def _name(plugin: _Plugin) -> str:
 
 def _change(resources: pb.LinuxResources, change: pb.LinuxResources) -> None:
     """Empty texts and numbers that are 0 change nothing."""
-    resources.cpu.cpus = change.cpu.cpus or resources.cpu.cpus
-    resources.cpu.mems = change.cpu.mems or resources.cpu.mems
+    for name in ("cpus", "mems"):
+        if text := getattr(change.cpu, name):
+            setattr(resources.cpu, name, text)
     for name in ("shares", "quota", "period"):
         if value := getattr(change.cpu, name).value:
             getattr(resources.cpu, name).value = value

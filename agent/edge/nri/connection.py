@@ -67,8 +67,9 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method(Generic[_Request, _Response]):
-    """A call that is answered. `answer` may raise RefusedError; all else that it raises is a bug.
-    `otherwise` is the response where `answer` has none, or fails, or was not understood."""
+    """A call that is answered. `answer` may raise RefusedError, and ProtocolError to end the
+    connection; all else that it raises is a bug. `otherwise` is the response where `answer` has
+    none, or fails, or was not understood."""
 
     request: type[_Request]
     answer: Callable[[_Request], _Response | None]
@@ -217,6 +218,8 @@ class Connection:
         response, code = None, Code.OK
         try:
             response = method.answer(method.request.FromString(payload))
+        except ProtocolError:
+            raise
         except RefusedError as refusal:
             return Code.FAILED_PRECONDITION, _failed(Code.FAILED_PRECONDITION, str(refusal))
         except DecodeError:

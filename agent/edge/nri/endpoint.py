@@ -14,9 +14,9 @@ _LONGEST_PATH: Final = 107
 """Bytes, for a socket."""
 
 _CAUSES: Final = {
-    errno.ENOENT: "there is no such socket; the container runtime is not running, or NRI is off",
-    errno.ECONNREFUSED: "nobody serves this socket; the container runtime does not run",
-    errno.EACCES: "no permission to open this socket",
+    errno.ENOENT: "there is no such socket: the container runtime does not run, or NRI is off",
+    errno.ECONNREFUSED: "nobody serves the socket: the container runtime does not run",
+    errno.EACCES: "no permission to open the container runtime's socket",
     errno.EAGAIN: "the container runtime does not accept connections",
 }
 
@@ -57,5 +57,5 @@ def connect(path: str) -> socket.socket:
     except OSError as error:
         peer.close()
         why = _CAUSES.get(error.errno or 0) or error.strerror or str(error)
-        raise ContainerRuntimeError(f"{path}: {why}") from error
+        raise ContainerRuntimeError(why) from error
     return peer

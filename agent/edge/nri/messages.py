@@ -51,6 +51,7 @@ def to_pod(pod: pb.PodSandbox) -> RuntimePod:
         pod=f"{pod.namespace}/{pod.name}",
         annotations=dict(pod.annotations),
         cgroup_parent=pod.linux.cgroup_parent,
+        pid=pod.pid,
         cpu_time=_to_cpu_time(resources.cpu) if resources.HasField("cpu") else None,
         memory_bytes=_to_memory(resources.memory),
     )

@@ -20,6 +20,7 @@ from agent.core.runtime import Cpuset, RuntimeContainer, RuntimePod, Stage
 from agent.core.strict_json import printable
 from agent.edge.nri.connection import Connection, Method, RefusedError
 from agent.edge.nri.endpoint import check_identity, connect, identify
+from agent.edge.nri.frames import ProtocolError
 from agent.edge.nri.messages import (
     Asked,
     to_adjustment,
@@ -44,8 +45,8 @@ _LOOK_S: Final = 0.1
 """How often the socket's inode is looked at in a pause: a new one is tried at once."""
 
 _MOST_OBJECTS: Final = 20_000
-_MOST_PARTS: Final = 32
-"""Of one Synchronize: pods and containers, and messages, which have up to 4 MiB each."""
+_MOST_BYTES: Final = 128 << 20
+"""Of all parts of one Synchronize. A part counts as an object, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +62,9 @@ class Callbacks:
     on_start, on_stop, on_remove
                     of a container's id; it runs, it has ended, it is gone. A container that is
                     removed was stopped before, a creation that failed is stopped and removed
-    on_run_pod, on_remove_pod
-                    of a sandbox; the second is told its id
+    on_run_pod, on_end_pod
+                    of a sandbox; the second is told its id, when it stops and when it is removed,
+                    which may be long after
     on_connection   True after each Synchronize, False when that connection has ended
     on_rpc          each call that was answered: method, seconds, name of the gRPC code
     """
@@ -76,7 +78,7 @@ class Callbacks:
     on_stop: Callable[[str], None]
     on_remove: Callable[[str], None]
     on_run_pod: Callable[[RuntimePod], None]
-    on_remove_pod: Callable[[str], None]
+    on_end_pod: Callable[[str], None]
     on_connection: Callable[[bool], None]
     on_rpc: Callable[[str, float, str], None]
 
@@ -106,6 +108,7 @@ class NriPlugin:
         self._callbacks = callbacks
         self._events = _events(callbacks)
         self._parts: list[pb.SynchronizeRequest] = []
+        self._parts_size = (0, 0)
         self._registered = self._connected = False
         self._trouble: str | None = None
         self._closing = threading.Event()
@@ -142,7 +145,7 @@ class NriPlugin:
             except ContainerRuntimeError as error:
                 self._report(str(error))
             except Exception:
-                log.crash("nri")
+                log.crash("connection to the container runtime")
             failures = 1 if time.monotonic() - start_s >= _STEADY_S else failures + 1
             self._pause(failures, seen)
 
@@ -157,7 +160,7 @@ class NriPlugin:
                     connection.serve()
             finally:
                 self._connection = None
-                self._parts = []
+                self._take_parts()
                 self._registered = False
                 self._set_connected(False)
 
@@ -168,8 +171,8 @@ class NriPlugin:
             log.warning("no container runtime", socket=self._path, reason=trouble)
 
     def _pause(self, failures: int, seen: object) -> None:
-        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures - 1, 10))
-        end_s = time.monotonic() + pause_s * random.uniform(0.5, 1.0)
+        """Until it is time to try again, or there is another socket."""
+        end_s = time.monotonic() + pause_s(failures, random.random())
         while time.monotonic() < end_s and identify(self._path) == seen:
             if self._closing.wait(min(_LOOK_S, max(0.0, end_s - time.monotonic()))):
                 return
@@ -181,7 +184,7 @@ class NriPlugin:
         try:
             self._callbacks.on_connection(connected)
         except Exception:
-            log.crash("nri")
+            log.crash("connection not told")
 
     # --- calls ------------------------------------------------------------------------------------
 
@@ -216,23 +219,37 @@ class NriPlugin:
 
     def _synchronize(self, request: pb.SynchronizeRequest) -> pb.SynchronizeResponse:
         """The last part of the runtime's state is answered for all."""
-        self._parts.append(request)
-        if _is_too_much(self._parts):
-            self._parts = []
-            log.error("container runtime has too many containers", most=_MOST_OBJECTS)
-            raise RefusedError(f"more than {_MOST_OBJECTS:,} pods and containers, or too large")
+        self._add_part(request)
         if request.more:
             return pb.SynchronizeResponse(more=True)
-        parts, self._parts = self._parts, []
+        parts = self._take_parts()
         pods = [to_pod(pod) for part in parts for pod in part.pods]
         containers = [c for part in parts for c in to_containers(part.containers)]
-        log.info("container runtime", pods=len(pods), containers=len(containers))
+        log.info(
+            "synchronized with the container runtime", pods=len(pods), containers=len(containers)
+        )
         try:
             updates = to_updates(self._callbacks.on_synchronize(pods, containers))
         finally:
             self._trouble = None
             self._set_connected(True)
         return pb.SynchronizeResponse(update=updates)
+
+    def _add_part(self, part: pb.SynchronizeRequest) -> None:
+        """Raises ProtocolError if there is no end of them."""
+        objects, size = self._parts_size
+        objects, size = objects + 1 + len(part.pods) + len(part.containers), size + part.ByteSize()
+        if objects > _MOST_OBJECTS or size > _MOST_BYTES:
+            raise ProtocolError(
+                f"the container runtime has more than {_MOST_OBJECTS:,} pods and containers, "
+                f"or more than {_MOST_BYTES >> 20} MiB of them"
+            )
+        self._parts.append(part)
+        self._parts_size = objects, size
+
+    def _take_parts(self) -> list[pb.SynchronizeRequest]:
+        parts, self._parts, self._parts_size = self._parts, [], (0, 0)
+        return parts
 
     def _create(self, request: pb.CreateContainerRequest) -> pb.CreateContainerResponse | None:
         container = to_container(request.container, Stage.CREATING)
@@ -263,10 +280,18 @@ class NriPlugin:
         log.info("container runtime ends")
 
 
+def pause_s(failures: int, chance: float) -> float:
+    """How long to wait after so many failures in a row. `chance` is between 0 and 1, so that the
+    plugins of a node do not come all at once."""
+    whole_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
+    return whole_s * (0.5 + 0.5 * chance)
+
+
 # --- events ---------------------------------------------------------------------------------------
 
 _EVENT_METHODS: Final[Mapping[int, str]] = {
     pb.RUN_POD_SANDBOX: "RunPodSandbox",
+    pb.STOP_POD_SANDBOX: "StopPodSandbox",
     pb.REMOVE_POD_SANDBOX: "RemovePodSandbox",
     pb.POST_START_CONTAINER: "PostStartContainer",
     pb.STOP_CONTAINER: "StopContainer",
@@ -286,13 +311,9 @@ NRI 0.10."""
 def _events(callbacks: Callbacks) -> Mapping[int, Callable[[_Subject], None]]:
     return {
         pb.RUN_POD_SANDBOX: lambda subject: callbacks.on_run_pod(to_pod(subject.pod)),
-        pb.REMOVE_POD_SANDBOX: lambda subject: callbacks.on_remove_pod(subject.pod.id),
+        pb.STOP_POD_SANDBOX: lambda subject: callbacks.on_end_pod(subject.pod.id),
+        pb.REMOVE_POD_SANDBOX: lambda subject: callbacks.on_end_pod(subject.pod.id),
         pb.POST_START_CONTAINER: lambda subject: callbacks.on_start(subject.container.id),
         pb.STOP_CONTAINER: lambda subject: callbacks.on_stop(subject.container.id),
         pb.REMOVE_CONTAINER: lambda subject: callbacks.on_remove(subject.container.id),
     }
-
-
-def _is_too_much(parts: Sequence[pb.SynchronizeRequest]) -> bool:
-    objects = sum(len(part.pods) + len(part.containers) for part in parts)
-    return len(parts) > _MOST_PARTS or objects > _MOST_OBJECTS
