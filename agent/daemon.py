@@ -11,51 +11,35 @@ What threads share is one immutable snapshot, replaced by assignment.
 import queue
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from agent import log
+from agent.books import Books
 from agent.config import Config
-from agent.core.continuity import with_faults
-from agent.core.discovery import Host
-from agent.core.health import FaultMarks, Health, HealthPolicy
-from agent.core.layout import key, lay_out
+from agent.core.health import HealthPolicy
+from agent.core.layout import key
 from agent.core.ledger import Ledger
-from agent.core.offer import (
-    Allocation,
-    Holding,
-    IdKind,
-    Manner,
-    Offer,
-    allocate,
-    keys_by_id,
-    make_offer,
-    prefer,
-    to_fact,
-)
+from agent.core.offer import Allocation, IdKind, Offer, allocate, make_offer, prefer
 from agent.core.placement import Refusal
 from agent.core.request import GPU_RESOURCE, Demand
-from agent.core.settlement import PodFact, Settlement, settle
-from agent.core.topology import Machine
+from agent.core.settlement import Settlement
 from agent.driver import Driver, DriverSettings, Known, Listener
 from agent.edge.deviceplugin import Answers, DevicePlugin
-from agent.edge.devnodes import read_device_nodes
-from agent.edge.faultfile import read_fault_marks
-from agent.edge.podresources import list_holdings
+from agent.edge.nri import Callbacks, NriPlugin
 from agent.edge.status import GpuRow, Metrics, StatusServer, start_status
-from agent.edge.sysfs import read_host
 from agent.errors import AgentError
-from agent.observation import join
+from agent.observing import Facts, Observer
+from agent.pinning import Pinning
+from agent.troubles import Troubles
 
-_T = TypeVar("_T")
-
-_HOST_S = 60.0
-"""How often sysfs is read: CPUs come and go rarely, and a wide machine takes 25 ms."""
 _BUSY_S = 3.0
 """How long after an allocation kubelet's list of holders is looked at more often."""
 _BUSY_TICK_S = 0.5
+_GLANCE_S = 1.0
+"""How often the cgroups are glanced at for new pods, where the runtime tells nothing of them."""
 _STALLED_S = 60.0
 """A pass that takes longer is stuck, and the agent better started anew."""
 
@@ -102,15 +86,6 @@ class Snapshot:
     pending: tuple[Demand, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a pass has observed."""
-
-    machine: Machine
-    pods: tuple[PodFact, ...]
-    manner: Manner
-
-
 class Daemon:
     """The agent, from its first pass until SIGTERM. `load` reads its configuration, at SIGHUP anew.
 
@@ -126,13 +101,12 @@ class Daemon:
         self._plugin: _Running[DevicePlugin] | None = None
         self._driver: _Running[Driver] | None = None
         self._status: _Running[StatusServer] | None = None
-        self._host: tuple[float, Host] | None = None
-        self._marks = FaultMarks()
-        self._holdings: tuple[Holding, ...] = ()
-        self._ledger: Ledger | None = None
+        self._nri: _Running[NriPlugin] | None = None
+        self._troubles = Troubles(self._metrics.failed)
+        self._observer = Observer(troubles=self._troubles)
+        self._books = Books(self._ring)
+        self._pinning = Pinning(self._books, self._metrics, self._troubles)
         self._snapshot: Snapshot | None = None
-        self._troubles: dict[str, str] = {}
-        self._failed = ""
         self._beat_s = time.monotonic()
         self._busy_until_s = 0.0
 
@@ -151,6 +125,7 @@ class Daemon:
                     self._reload()
             log.info("ending")
         finally:
+            _close(self._nri)
             _close(self._plugin)
             _close(self._driver)
             _close(self._status)
@@ -159,89 +134,37 @@ class Daemon:
 
     def _pass(self) -> None:
         start = self._beat_s = time.monotonic()
-        self._failed = ""
-        facts = self._observe()
+        self._pinning.follow()
+        facts = self._observer.observe(self._config, self._known())
         if facts is not None:
-            ledger = self._ledger or Ledger(layout=lay_out(facts.machine))
-            self._act(facts, settle(facts.machine, ledger, facts.pods))
-        self._metrics.passed(time.monotonic() - start, not self._failed, self._failed)
-
-    def _observe(self) -> Facts | None:
-        """None as long as no machine is known, or no GPU on it."""
-        config = self._config
-        host = self._attempt("sysfs", self._read_host, self._host and self._host[1])
-        known = self._driver.part.known if self._driver else Known()
-        if host is None or known.reading is None:
-            return None
-        machine = self._attempt("machine", partial(join, config.root, host, known.reading), None)
-        if machine is None:
-            return None
-        read_marks = partial(read_fault_marks, config.fault_file)
-        self._marks = self._attempt("fault file", read_marks, self._marks)
-        machine = self._same(with_faults(machine, _faults(machine, known.healths, self._marks)))
-        listing = partial(list_holdings, config.pod_resources, GPU_RESOURCE)
-        self._holdings = self._attempt("pod resources", listing, self._holdings)
-        keys = keys_by_id(machine, config.device_ids)
-        return Facts(
-            machine=machine,
-            pods=tuple(to_fact(keys, holding) for holding in self._holdings),
-            manner=Manner(
-                ids=config.device_ids,
-                visible=config.visible_devices,
-                cdi_kind=config.cdi_kind,
-                dev_dir=config.dev_dir,
-                device_nodes=read_device_nodes(config.root, config.dev_dir),
-            ),
-        )
+            observe_only = facts.rules.observe_only is not None
+            self._pinning.observe(self._config, facts.node, observe_only)
+            self._act(facts, self._books.settle(facts.node, facts.rules))
+        self._metrics.passed(time.monotonic() - start)
 
     def _act(self, facts: Facts, settlement: Settlement) -> None:
-        self._ledger = settlement.ledger
         offer = make_offer(settlement.ledger.layout, facts.manner)
         self._snapshot = Snapshot(offer=offer, ledger=settlement.ledger)
         if offer.devices and self._plugin:
             self._plugin.part.update(offer.devices)
         for change in settlement.changes:
             gpus = [name for grant in change.grants for name in grant.gpus]
-            log.info(change.kind, pod=change.pod, gpus=",".join(gpus) or None, reason=change.reason)
+            cpus = [f"{grant.container}:{grant.cpus}" for grant in change.grants if grant.cpus]
+            log.info(
+                change.kind,
+                pod=change.pod,
+                gpus=",".join(gpus) or None,
+                cpus=" ".join(cpus) or None,
+                reason=change.reason,
+            )
         self._metrics.show_gpus(_rows(settlement.ledger))
-        self._tell("refused", "; ".join(f"{one.pod}: {one.reason}" for one in settlement.refused))
+        refused = "; ".join(f"{one.pod}: {one.reason}" for one in settlement.refused)
+        self._troubles.tell("refused", refused)
+        self._start_nri(facts)
+        self._pinning.follow()
 
-    def _read_host(self) -> Host:
-        now_s = time.monotonic()
-        if self._host is None or now_s - self._host[0] >= _HOST_S:
-            self._host = now_s, read_host(self._config.root)
-        return self._host[1]
-
-    def _same(self, machine: Machine) -> Machine:
-        """The machine that the ledger is laid out for, if it is equal: all that follows is kept."""
-        if self._ledger is not None and self._ledger.layout.machine == machine:
-            return self._ledger.layout.machine
-        healthy = sum(gpu.fault is None for gpu in machine.gpus)
-        log.info("machine", nodes=len(machine.nodes), gpus=len(machine.gpus), healthy=healthy)
-        self._tell("machine warnings", "; ".join(machine.warnings))
-        return machine
-
-    def _attempt(self, step: str, action: Callable[[], _T], last: _T) -> _T:
-        """What the action gives; if it fails, what it gave last."""
-        try:
-            value = action()
-        except AgentError as error:
-            self._failed = type(error).__name__
-            self._tell(step, str(error))
-            return last
-        self._tell(step, "")
-        return value
-
-    def _tell(self, step: str, trouble: str) -> None:
-        """Says what is wrong with a step, once for each change."""
-        if trouble == self._troubles.get(step, ""):
-            return
-        if trouble:
-            self._troubles[step] = trouble
-            log.warning(step, reason=trouble)
-        else:
-            del self._troubles[step]
-            log.info(f"{step} is well again")
+    def _known(self) -> Known:
+        return self._driver.part.known if self._driver else Known()
 
     # --- bell and signals -------------------------------------------------------------------------
 
@@ -249,13 +172,18 @@ class Daemon:
         self._bell.put(None)
 
     def _wait(self) -> None:
+        """Until the bell rings, pods came or went unannounced, or it is time."""
         busy = time.monotonic() < self._busy_until_s
-        try:
-            self._bell.get(timeout=_BUSY_TICK_S if busy else self._config.period_s)
+        end_s = time.monotonic() + (_BUSY_TICK_S if busy else self._config.period_s)
+        while (left_s := end_s - time.monotonic()) > 0 and self._bell.empty():
+            with suppress(queue.Empty):
+                self._bell.get(timeout=min(left_s, _GLANCE_S))
+                break
+            if self._pinning.stirred():
+                break
+        with suppress(queue.Empty):
             while True:
                 self._bell.get_nowait()
-        except queue.Empty:
-            return
 
     def _end(self, number: int, frame: object) -> None:
         self._ending = True
@@ -270,7 +198,7 @@ class Daemon:
         before = self._config
         try:
             self._config = self._load()
-            self._host = None
+            self._observer.forget()
             self._renew_parts(self._config)
         except AgentError as error:
             log.error("configuration is not changed", reason=error)
@@ -308,7 +236,7 @@ class Daemon:
             on_answer=self._metrics.driver,
             on_xid=lambda xid: self._metrics.xid(xid.uuid, xid.code),
         )
-        known = self._driver.part.known if self._driver else Known()
+        known = self._known()
         self._driver = _renew(self._driver, driver, lambda: Driver(driver, known, listener))
         address, checks = config.status_address, (self._is_alive, self._is_ready)
         if address:
@@ -317,6 +245,29 @@ class Daemon:
             )
         else:
             _close(self._status)
+
+    def _start_nri(self, facts: Facts) -> None:
+        """Not before the machine is known: from then on containers are created as we say."""
+        config, books = self._config, self._books
+        if facts.rules.observe_only:
+            _close(self._nri)
+            return
+        callbacks = Callbacks(
+            on_synchronize=books.on_synchronize,
+            on_create=books.on_create,
+            on_update=books.on_update,
+            on_start=books.on_start,
+            on_stop=books.on_stop,
+            on_remove=books.on_remove,
+            on_run_pod=books.on_run_pod,
+            on_end_pod=books.on_end_pod,
+            on_connection=self._pinning.on_connection,
+            on_rpc=self._metrics.rpc,
+        )
+        settings = config.nri_socket, config.nri_index
+        self._nri = _renew(
+            self._nri, settings, lambda: NriPlugin(settings[0], "numalet", settings[1], callbacks)
+        )
 
     def _is_alive(self) -> str | None:
         late_s = time.monotonic() - self._beat_s
@@ -327,7 +278,7 @@ class Daemon:
         if self._snapshot is None:
             return "the machine is not read yet"
         if not self._snapshot.offer.devices:
-            reading = self._driver.part.known.reading if self._driver else None
+            reading = self._known().reading
             return (reading and reading.problem) or "there is no GPU to offer"
         streaming = self._plugin and self._plugin.part.streaming
         return None if streaming else "kubelet does not read the devices"
@@ -351,17 +302,6 @@ class Daemon:
         if method == "Allocate":
             self._busy_until_s = time.monotonic() + _BUSY_S
             self._ring()
-
-
-def _faults(machine: Machine, healths: Mapping[str, Health], marks: FaultMarks) -> dict[str, str]:
-    """Why GPUs cannot be given out, by UUID, beside what the driver's reading says."""
-    ill = {uuid: health.reason for uuid, health in healths.items() if health.reason}
-    marked = {
-        gpu.uuid: "an administrator marked it as faulty"
-        for gpu in machine.gpus
-        if gpu.uuid and (gpu.uuid in marks.uuids or gpu.index in marks.indices)
-    }
-    return ill | marked
 
 
 def _rows(ledger: Ledger) -> Iterator[GpuRow]:

@@ -33,8 +33,8 @@ class CpuTime:
 class RuntimePod:
     """A pod sandbox. `id` is the runtime's, `pod` is "namespace/name". `cpu_time` and
     `memory_bytes` (its limit) are those of the whole pod, None where the runtime does not say.
-    `cgroup_parent` is kubelet's cgroup of the pod as the runtime was told it. `pid` is the sandbox's
-    process, 0 where it has none or has ended."""
+    `cgroup_parent` is kubelet's cgroup of the pod as the runtime was told it. `pid` is that of the
+    sandbox, 0 where it has no process or has ended."""
 
     id: str
     uid: str

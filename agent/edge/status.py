@@ -127,7 +127,7 @@ class Metrics:
             buckets=_PASS_BUCKETS_S,
         )
         self._pass_errors = counter(
-            "numalet_pass_errors_total", "Passes in which something failed, by kind.", ("kind",)
+            "numalet_pass_errors_total", "Steps of passes that failed, by kind.", ("kind",)
         )
         self._driver = gauge("numalet_driver_up", "1 while the GPU driver answers.")
         self._paths = gauge(
@@ -155,11 +155,13 @@ class Metrics:
         known = 0 <= code <= _LARGEST_XID
         self._xids.labels(gpu or "unknown", str(code) if known else "other").inc()
 
-    def passed(self, seconds: float, ok: bool, kind: str = "other") -> None:
-        """A pass ended; `kind` is the class of the error in it, like "DiscoveryError"."""
+    def passed(self, seconds: float) -> None:
+        """A pass ended."""
         self._pass_seconds.observe(seconds)
-        if not ok:
-            self._pass_errors.labels(kind).inc()
+
+    def failed(self, kind: str) -> None:
+        """A step of a pass failed; `kind` is the class of its error, like "DiscoveryError"."""
+        self._pass_errors.labels(kind).inc()
 
     def driver(self, up: bool) -> None:
         self._driver.set(up)

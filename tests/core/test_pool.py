@@ -3,7 +3,7 @@
 Expected values are counted by hand, or follow from which pod was given which CPUs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,7 +176,8 @@ EMPTY_BURSTABLE = Pod(uid="n", qos=BURSTABLE, sandbox=False, known=False)
         ),
         pytest.param(
             [pod("a", GUARANTEED, x="4-5"), pod("b", BURSTABLE, y="6"), pod("c", BURSTABLE, "z")],
-            ["a 4-5", "a/x 4-5", "b 6", "b/y 6", "c 0-3,7", "besteffort 0-3,7", "burstable 0-3,6-7"],
+            ["a 4-5", "a/x 4-5", "b 6", "b/y 6", "c 0-3,7", "besteffort 0-3,7",
+             "burstable 0-3,6-7"],
             id="the class of a pinned Burstable pod has no foreign pins",
         ),
         pytest.param(
@@ -228,8 +229,7 @@ def nodes(draw: st.DrawFn) -> list[Pod]:
 
     def pin() -> Cpus:
         count = draw(st.integers(1, 2))
-        taken = frozenset(free.pop() for _ in range(min(count, len(free) - 1)))
-        return taken
+        return frozenset(free.pop() for _ in range(min(count, len(free) - 1)))
 
     pods = []
     for number in range(draw(st.integers(0, 4))):
@@ -261,7 +261,9 @@ def scramble(draw: st.DrawFn, kernel: FakeCpusets) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.data(), nodes(), st.sampled_from([1, 2]))
-def test_from_any_state_to_the_right_one(data: st.DataObject, pods: list[Pod], version: int) -> None:
+def test_from_any_state_to_the_right_one(
+    data: st.DataObject, pods: list[Pod], version: int
+) -> None:
     kernel = tree(version, CPUS, pods)
     data.draw(st.composite(lambda draw: scramble(draw, kernel))())
     carry_out(kernel, pods)

@@ -1,14 +1,15 @@
-"""The agent under test: `numalet run` on a fake machine, before the real kubelet."""
+"""The agent under test: `numalet run` before the real kubelet and containerd."""
 
 import json
 import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.e2e.kubelet import PLUGINS
+from tests.e2e.containerd import Containerd
+from tests.e2e.kubelet import PLUGINS, Kubelet
 from tests.e2e.machine import FakeMachine
 from tests.e2e.process import Process, free_port
 from tests.fakes import nvml
@@ -19,34 +20,51 @@ GPU_RECOVERY_S = 3
 """How long a GPU must be sound before the agent offers it again."""
 
 
-def format_config(machine: FakeMachine, folder: Path, pod_resources: Path, port: int) -> str:
-    options = {
+Option = str | int
+"""A value in the agent's configuration."""
+
+
+def node_options(
+    machine: FakeMachine, kubelet: Kubelet, containerd: Containerd
+) -> dict[str, Option]:
+    """Where the agent finds everything on this node."""
+    return {
         "root": str(machine.root),
         "nvml": machine.library,
         "dev_dir": str(machine.dev_dir),
         "plugin_dir": str(PLUGINS),
-        "pod_resources": str(pod_resources),
-        "fault_file": str(folder / "faults.json"),
-        "gpu_recovery_s": GPU_RECOVERY_S,
-        "status_address": f"127.0.0.1:{port}",
+        "pod_resources": str(kubelet.pod_resources),
+        "kubelet_dir": str(kubelet.root_dir),
+        "kubelet_config": str(kubelet.config),
+        "kubelet_url": kubelet.url,
+        "nri_socket": str(containerd.nri_socket),
     }
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in options.items())
 
 
 class Agent(Process):
-    """Killed and started again it is the same agent, with the same configuration and log."""
+    """Killed and started again it is the same agent, with the same configuration and log.
+
+    `options` are its configuration, beside the usual: where it answers, and where it looks for
+    faults.
+    """
 
     def __init__(
         self,
         machine: FakeMachine,
         folder: Path,
-        pod_resources: Path,
+        options: Mapping[str, Option],
         command: Sequence[str] = COMMAND,
     ) -> None:
         folder.mkdir()
         self._port = free_port()
+        usual: dict[str, Option] = {
+            "fault_file": str(folder / "faults.json"),
+            "gpu_recovery_s": GPU_RECOVERY_S,
+            "status_address": f"127.0.0.1:{self._port}",
+        }
         config = folder / "config.toml"
-        config.write_text(format_config(machine, folder, pod_resources, self._port))
+        lines = (f"{key} = {json.dumps(value)}\n" for key, value in (usual | options).items())
+        config.write_text("".join(lines))
         environment = {nvml.ENVIRONMENT: str(machine.state)}
         super().__init__(
             [*command, "--config", config], folder / f"{folder.name}.log", **environment
@@ -54,13 +72,21 @@ class Agent(Process):
 
     def is_ready(self) -> bool:
         """/readyz: registered with kubelet, which has opened ListAndWatch."""
+        return self._get("/readyz") is not None
+
+    def metrics(self) -> dict[str, float]:
+        """Every series by its name and labels, as they are written; none while it does not run."""
+        lines = (self._get("/metrics") or "").splitlines()
+        rows = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in rows}
+
+    def _get(self, page: str) -> str | None:
+        """None where the answer is not 200, or there is none."""
         try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{self._port}/readyz", timeout=5
-            ) as answer:
-                return bool(answer.status == 200)
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{page}", timeout=5) as one:
+                return str(one.read().decode())
         except (urllib.error.URLError, OSError):
-            return False
+            return None
 
 
 def sockets() -> list[Path]:

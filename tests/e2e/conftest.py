@@ -1,7 +1,8 @@
-"""One rig for all end-to-end tests, and a table of what they measured."""
+"""A rig for each module of end-to-end tests, and a table of what they measured."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -38,20 +39,33 @@ def pytest_terminal_summary(
         terminalreporter.write_line("  ".join(cells).rstrip())
 
 
-@pytest.fixture(scope="session")
-def session_rig(library: str) -> Iterator[Rig]:
+def spread(times_s: Sequence[float]) -> str:
+    ordered = sorted(times_s)
+    return f"median {ordered[len(ordered) // 2]:.2f} s, worst {ordered[-1]:.2f} s"
+
+
+@contextlib.contextmanager
+def rig_of_module(library: str, *how: Any, **more: Any) -> Iterator[Rig]:
+    """What `running_rig` gives; without it no test makes sense."""
     with contextlib.ExitStack() as stack:
         try:
-            rig = stack.enter_context(running_rig(library))
+            rig = stack.enter_context(running_rig(library, *how, **more))
         except RuntimeError as error:
             pytest.exit(str(error), returncode=2)
         yield rig
 
 
+@pytest.fixture(scope="module")
+def module_rig(library: str) -> Iterator[Rig]:
+    """The rig that the tests of a module share; a module may have one of its own."""
+    with rig_of_module(library) as rig:
+        yield rig
+
+
 @pytest.fixture
-def rig(session_rig: Rig) -> Iterator[Rig]:
+def rig(module_rig: Rig) -> Iterator[Rig]:
     """The rig with a sound driver, a running agent, all GPUs healthy, and no pods."""
-    rig = session_rig
+    rig = module_rig
     rig.machine.mend()
     rig.revive()
     rig.wait_until_whole()

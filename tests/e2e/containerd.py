@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from enum import StrEnum
 from pathlib import Path
 
 from tests.e2e.image import NAME, write_image
@@ -11,52 +12,104 @@ from tests.e2e.process import Process, wait_for
 NAMESPACE = "k8s.io"
 """The containerd namespace that kubelet's containers live in."""
 
-_CRI = 'plugins."io.containerd.grpc.v1.cri"'
+NRI_SOCKET = "nri.sock"
 
 
-def format_config(folder: Path) -> str:
-    """containerd's TOML (version 2), all its files below `folder`.
+class Release(StrEnum):
+    """Which containerd; what the names of its programs begin with."""
+
+    BUILT = ""
+    """2.4, which hack/e2e/build makes: it has NRI."""
+    PACKAGED = "packaged/"
+    """The distribution's 1.6, without NRI."""
+
+
+def format_built_config(folder: Path) -> str:
+    """containerd's TOML of version 3, all its files below `folder`.
 
     A root user without CAP_SYS_RESOURCE may not lower an OOM score: `restrict_oom_score_adj`.
     The snapshotter `native` copies, and so works on any file system.
     """
-    quote = json.dumps
+    runtime, images = (
+        'plugins."io.containerd.cri.v1.runtime"',
+        'plugins."io.containerd.cri.v1.images"',
+    )
     return f"""
-version = 2
-root = {quote(str(folder / "root"))}
-state = {quote(str(folder / "state"))}
+version = 3
+root = {_quote(folder / "root")}
+state = {_quote(folder / "state")}
 [grpc]
-address = {quote(str(folder / "containerd.sock"))}
+address = {_quote(folder / "containerd.sock")}
 [plugins."io.containerd.internal.v1.opt"]
-path = {quote(str(folder / "opt"))}
-[{_CRI}]
-sandbox_image = {quote(NAME)}
-restrict_oom_score_adj = true
+path = {_quote(folder / "opt")}
+[plugins."io.containerd.grpc.v1.cri"]
 disable_tcp_service = true
-[{_CRI}.cni]
-bin_dir = {quote(str(folder / "cni/bin"))}
-conf_dir = {quote(str(folder / "cni/conf"))}
-[{_CRI}.containerd]
+[plugins."io.containerd.nri.v1.nri"]
+disable = false
+socket_path = {_quote(folder / NRI_SOCKET)}
+plugin_path = {_quote(folder / "nri/plugins")}
+plugin_config_path = {_quote(folder / "nri/config")}
+[{images}]
 snapshotter = "native"
+[{images}.pinned_images]
+sandbox = {_quote(NAME)}
+[{runtime}]
+restrict_oom_score_adj = true
+[{runtime}.cni]
+bin_dirs = [{_quote(folder / "cni/bin")}]
+conf_dir = {_quote(folder / "cni/conf")}
+[{runtime}.containerd]
 default_runtime_name = "runc"
-[{_CRI}.containerd.runtimes.runc]
+[{runtime}.containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
 """
+
+
+def format_packaged_config(folder: Path) -> str:
+    """The same in TOML of version 2."""
+    cri = 'plugins."io.containerd.grpc.v1.cri"'
+    return f"""
+version = 2
+root = {_quote(folder / "root")}
+state = {_quote(folder / "state")}
+[grpc]
+address = {_quote(folder / "containerd.sock")}
+[plugins."io.containerd.internal.v1.opt"]
+path = {_quote(folder / "opt")}
+[{cri}]
+sandbox_image = {_quote(NAME)}
+restrict_oom_score_adj = true
+disable_tcp_service = true
+[{cri}.cni]
+bin_dir = {_quote(folder / "cni/bin")}
+conf_dir = {_quote(folder / "cni/conf")}
+[{cri}.containerd]
+snapshotter = "native"
+default_runtime_name = "runc"
+[{cri}.containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+"""
+
+
+def _quote(value: str | Path) -> str:
+    return json.dumps(str(value))
 
 
 class Containerd(Process):
     """`binaries` is a folder with containerd, its shim, ctr, runc and busybox."""
 
-    def __init__(self, binaries: Path, folder: Path) -> None:
+    def __init__(self, release: Release, binaries: Path, folder: Path) -> None:
         folder.mkdir()
         config = folder / "config.toml"
-        config.write_text(format_config(folder))
+        built = release is Release.BUILT
+        config.write_text((format_built_config if built else format_packaged_config)(folder))
         super().__init__(
             [binaries / "containerd", "--config", config],
             folder / "containerd.log",
             PATH=f"{binaries}:{os.environ['PATH']}",
         )
         self.socket = folder / "containerd.sock"
+        self.nri_socket = folder / NRI_SOCKET
         self._ctr = binaries / "ctr"
         self._image = folder / "image.tar"
         write_image(binaries / "busybox", self._image)

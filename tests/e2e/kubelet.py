@@ -24,7 +24,8 @@ _PROGRAM = f"env; cat /proc/self/status; ls /dev; {WAIT}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """What kubelet says of a pod with one container; `container` is its id with the runtime."""
+    """What kubelet says of a pod with one container; `container` is its id with the runtime,
+    `waiting` why it does not run, as far as kubelet says."""
 
     name: str
     phase: str
@@ -33,9 +34,12 @@ class Pod:
     ready: bool
     container: str
     restarts: int
+    waiting: str
 
 
-def format_config(folder: Path, runtime: Path, health_port: int, read_port: int) -> str:
+def format_config(
+    folder: Path, runtime: Path, *, port: int, health_port: int, read_port: int
+) -> str:
     """KubeletConfiguration for a machine without systemd, API server and network plugin.
 
     Evictions and image collection are off: the disk is the machine's, not the test's.
@@ -51,7 +55,7 @@ def format_config(folder: Path, runtime: Path, health_port: int, read_port: int)
             "fileCheckFrequency": "1s",
             "nodeStatusUpdateFrequency": "1s",
             "address": "127.0.0.1",
-            "port": free_port(),
+            "port": port,
             "readOnlyPort": read_port,
             "healthzBindAddress": "127.0.0.1",
             "healthzPort": health_port,
@@ -74,18 +78,23 @@ def format_config(folder: Path, runtime: Path, health_port: int, read_port: int)
 
 
 class Kubelet(Process):
-    """The port that answers on health and the one that is read are kept over restarts."""
+    """Its ports are kept over restarts. The one of `url` is a node's 10250, without its checks."""
 
     def __init__(self, binary: Path, folder: Path, runtime: Path) -> None:
         (folder / "pods").mkdir(parents=True)
-        self._health, self._read = free_port(), free_port()
-        config = folder / "config.json"
-        config.write_text(format_config(folder, runtime, self._health, self._read))
+        self._health, self._read, port = free_port(), free_port(), free_port()
+        self.config = folder / "config.json"
+        self.config.write_text(
+            format_config(
+                *(folder, runtime), port=port, health_port=self._health, read_port=self._read
+            )
+        )
+        self.root_dir = folder / "root"
         super().__init__(
             [
                 binary,
-                f"--config={config}",
-                f"--root-dir={folder / 'root'}",
+                f"--config={self.config}",
+                f"--root-dir={self.root_dir}",
                 f"--cert-dir={folder / 'certificates'}",
                 f"--hostname-override={NODE}",
                 "--v=2",
@@ -94,7 +103,8 @@ class Kubelet(Process):
         )
         self._folder = folder
         self._numbers = itertools.count()
-        self.pod_resources = folder / "root/pod-resources/kubelet.sock"
+        self.pod_resources = self.root_dir / "pod-resources/kubelet.sock"
+        self.url = f"https://127.0.0.1:{port}"
         self.logs = folder / "logs"
 
     def wait_until_healthy(self) -> None:
@@ -109,13 +119,15 @@ class Kubelet(Process):
         *,
         gpus: int = 0,
         cpu: str | None = None,
+        request: str | None = None,
         program: str = _PROGRAM,
         annotations: Mapping[str, str] | None = None,
     ) -> str:
         """Puts a static pod before kubelet; the name that the pod gets: `name`, a number, the node.
 
         No name comes twice: kubelet would let the second pod wait for 10 s. `program` is a shell
-        script. The pod has one container, `main`.
+        script. The pod has one container, `main`. Without `cpu` it is BestEffort; `cpu` is its
+        request and its limit, `request` a request alone, which makes it Burstable.
         """
         name = f"{name}-{next(self._numbers)}"
         resources = {RESOURCE: str(gpus)} if gpus else {}
@@ -125,7 +137,7 @@ class Kubelet(Process):
             "image": NAME,
             "imagePullPolicy": "Never",
             "command": ["/bin/sh", "-c", program],
-            "resources": {"limits": resources},
+            "resources": {"limits": resources, "requests": {"cpu": request} if request else {}},
         }
         pod = {
             "apiVersion": "v1",
@@ -191,4 +203,10 @@ def _pod(item: dict[str, Any]) -> Pod:
         ready=containers[0].get("ready", False),
         container=containers[0].get("containerID", ""),
         restarts=containers[0].get("restartCount", 0),
+        waiting=_waiting(containers[0].get("state", {})),
     )
+
+
+def _waiting(state: Mapping[str, Any]) -> str:
+    facts = state.get("waiting", {})
+    return ": ".join(facts[key] for key in ("reason", "message") if facts.get(key))

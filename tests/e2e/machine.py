@@ -30,20 +30,29 @@ class FakeMachine:
         nvml.write_state(self.state, node.driver_state(self.facts))
 
 
-def make_machine(name: str, library: str, folder: Path) -> FakeMachine:
-    """The machine of tests/machines/<name>.toml, its files below `folder`."""
+def make_machine(name: str, library: str, folder: Path, *, here: bool = False) -> FakeMachine:
+    """The machine of tests/machines/<name>.toml, its files below `folder`.
+
+    `here`: it is this machine, as far as CPUs and memory go, to which the GPUs are added; no file
+    tells which NUMA node they are on.
+    """
     dev_dir = folder / "dev"
     dev_dir.mkdir(parents=True)
     facts = node.load(name)
     for device in (*(str(i) for i in range(len(facts.gpus))), "ctl", "-uvm", "-uvm-tools"):
         os.mknod(dev_dir / f"nvidia{device}", stat.S_IFCHR | 0o666, _NULL)
-    root = node.lay_out(facts, folder / "tree")
-    # The agent looks for its host's device nodes below its root; kubelet does not know that root.
-    shown = root / dev_dir.relative_to("/")
-    shown.parent.mkdir(parents=True)
-    shown.symlink_to(dev_dir)
+    root = Path("/") if here else _lay_out(facts, folder / "tree", dev_dir)
     machine = FakeMachine(
         facts=facts, root=root, library=library, state=folder / "driver", dev_dir=dev_dir
     )
     machine.mend()
     return machine
+
+
+def _lay_out(facts: node.Description, folder: Path, dev_dir: Path) -> Path:
+    """The agent looks for its host's device nodes below its root, which kubelet does not know."""
+    root = node.lay_out(facts, folder)
+    shown = root / dev_dir.relative_to("/")
+    shown.parent.mkdir(parents=True)
+    shown.symlink_to(dev_dir)
+    return root

@@ -79,6 +79,15 @@ class Process:
     def kill(self) -> None:
         self._end(signal.SIGKILL, timeout_s=30)
 
+    def pause(self) -> None:
+        """SIGSTOP: it does nothing until `resume`."""
+        assert self._running is not None
+        self._running.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._running is not None
+        self._running.send_signal(signal.SIGCONT)
+
     def stop(self, timeout_s: float = 10) -> int | None:
         """SIGTERM, and SIGKILL after the time-out; the exit code, None if it did not run."""
         try:
@@ -122,6 +131,7 @@ def wait_for(
     what: str,
     timeout_s: float = 30,
     watched: Sequence[Process] = (),
+    poll_s: float = _POLL_S,
 ) -> T:
     """The first true answer of `condition`, asked again and again.
 
@@ -134,7 +144,7 @@ def wait_for(
             raise AssertionError(_report(f"{dead[0].command[0]} ended while {what}", watched))
         if time.monotonic() > deadline:
             raise AssertionError(_report(f"not within {timeout_s:g} s: {what}", watched))
-        time.sleep(_POLL_S)
+        time.sleep(poll_s)
     return answer
 
 

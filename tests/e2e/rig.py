@@ -5,14 +5,14 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.e2e import podresources
-from tests.e2e.agent import Agent
-from tests.e2e.containerd import Containerd
+from tests.e2e.agent import Agent, Option, node_options
+from tests.e2e.containerd import Containerd, Release
 from tests.e2e.kubelet import PLUGINS, Kubelet, Pod
 from tests.e2e.leftovers import claimed_machine
 from tests.e2e.machine import FakeMachine, make_machine
@@ -23,6 +23,8 @@ T = TypeVar("T")
 _REPOSITORY = Path(__file__).parent.parent.parent
 LOGS = _REPOSITORY / ".cache/e2e"
 """The logs of the last run."""
+
+MACHINE = "a800x8"
 
 KUBELET_SOCKET = PLUGINS / "kubelet.sock"
 
@@ -73,9 +75,13 @@ class Rig:
         self.wait(self.is_whole, "kubelet has all GPUs for healthy", timeout_s)
         return time.monotonic() - start
 
-    def run_pods(self, *names: str, gpus: int) -> list[Pod]:
-        """Adds pods and waits until they run."""
-        added = [self.kubelet.add_pod(name, gpus=gpus) for name in names]
+    def run_pods(self, *names: str, **how: Any) -> list[Pod]:
+        """Adds pods, all in the same way, and waits until they run."""
+        return self.wait_until_running(self.kubelet.add_pod(name, **how) for name in names)
+
+    def wait_until_running(self, names: Iterable[str]) -> list[Pod]:
+        """Pods that were added. Raises AssertionError if kubelet refuses one."""
+        added = list(names)
 
         def running() -> list[Pod]:
             pods = self.kubelet.pods()
@@ -85,6 +91,16 @@ class Rig:
             return ready if len(ready) == len(added) else []
 
         return self.wait(running, f"{', '.join(added)} run", 60)
+
+    def is_unchanged(self, pods: Sequence[Pod]) -> bool:
+        """The pods run in the containers that they ran in."""
+        now = self.kubelet.pods()
+        return all(now.get(pod.name) == pod for pod in pods)
+
+    def remove_pod(self, pod: Pod) -> None:
+        """Takes it away and waits until kubelet has forgotten it."""
+        self.kubelet.remove_pod(pod.name)
+        self.wait(lambda: pod.name not in self.kubelet.pods(), f"{pod.name} is gone", 60)
 
     def remove_pods(self) -> None:
         """Takes all pods away and waits until neither kubelet nor containerd has any of them."""
@@ -130,10 +146,14 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 @contextlib.contextmanager
-def running_rig(library: str, machine: str = "a800x8") -> Iterator[Rig]:
+def running_rig(
+    library: str, release: Release = Release.BUILT, *, here: bool = False, **options: Option
+) -> Iterator[Rig]:
     """Everything started, and everything stopped and removed at the end, whatever happens.
 
-    Pods are the test's to remove: what runs in a container when kubelet has ended is an error.
+    `here`: the GPUs are in this machine, whose CPUs the agent may pin; else they are in a server of
+    2 NUMA nodes. `options` are the agent's. Pods are the test's to remove: what runs in a container
+    when kubelet has ended is an error.
 
     Raises RuntimeError if something is missing, or the machine is a real node.
     """
@@ -141,36 +161,47 @@ def running_rig(library: str, machine: str = "a800x8") -> Iterator[Rig]:
         raise RuntimeError("the end-to-end tests start a kubelet, and must run as root")
     found = find_binaries()
     with claimed_machine() as folder:
-        binaries = _gather(found, folder / "bin")
-        containerd = Containerd(binaries, folder / "containerd")
+        binaries = _gather(found, release, folder / "bin")
+        containerd = Containerd(release, binaries, folder / "containerd")
         kubelet = Kubelet(binaries / "kubelet", folder / "kubelet", containerd.socket)
-        fake = make_machine(machine, library, folder / machine)
+        machine = make_machine(MACHINE, library, folder / MACHINE, here=here)
+        agent = Agent(
+            machine, folder / "agent", node_options(machine, kubelet, containerd) | options
+        )
         rig = Rig(
             folder=folder,
             library=library,
-            machine=fake,
+            machine=machine,
             containerd=containerd,
             kubelet=kubelet,
-            agent=Agent(fake, folder / "agent", kubelet.pod_resources),
+            agent=agent,
         )
         with contextlib.ExitStack() as stack:
-            stack.callback(_keep_logs, [containerd, kubelet, rig.agent])
-            for process in (containerd, kubelet, rig.agent):
+            stack.callback(_keep_logs, release, [containerd, kubelet, agent])
+            for process in (containerd, kubelet, agent):
                 stack.callback(process.stop)
             rig.revive()
             yield rig
 
 
-def _gather(binaries: Mapping[str, Path], folder: Path) -> Path:
-    """One folder with all of them under their plain names, as containerd looks for its helpers."""
+def _gather(binaries: Mapping[str, Path], release: Release, folder: Path) -> Path:
+    """One folder with those of the release under their plain names, as containerd looks for its
+    helpers."""
+    plain = {name: path for name, path in binaries.items() if "/" not in name}
+    ours = {
+        name.removeprefix(release): path
+        for name, path in binaries.items()
+        if release and name.startswith(release)
+    }
     folder.mkdir()
-    for name, path in binaries.items():
+    for name, path in (plain | ours).items():
         (folder / name).symlink_to(path)
     return folder
 
 
-def _keep_logs(processes: Sequence[Process]) -> None:
-    LOGS.mkdir(parents=True, exist_ok=True)
+def _keep_logs(release: Release, processes: Sequence[Process]) -> None:
+    folder = LOGS / release.name.lower()
+    folder.mkdir(parents=True, exist_ok=True)
     for process in processes:
         if process.log.exists():
-            shutil.copy(process.log, LOGS)
+            shutil.copy(process.log, folder)

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.e2e.agent import GPU_RECOVERY_S, Agent, sockets
-from tests.e2e.conftest import Note
+from tests.e2e.agent import GPU_RECOVERY_S, Agent, node_options, sockets
+from tests.e2e.conftest import Note, spread
 from tests.e2e.kubelet import PLUGINS, Pod
 from tests.e2e.machine import make_machine
 from tests.e2e.rig import Rig
@@ -55,12 +55,6 @@ def best_sets(machine: Description, count: int) -> list[frozenset[str]]:
 def nodes_of(rig: Rig, pod: Pod) -> frozenset[int]:
     """The NUMA nodes of the GPUs that the pod holds."""
     return rig.machine.nodes_of(rig.held()[pod.name])
-
-
-def unchanged(rig: Rig, pods: list[Pod]) -> bool:
-    """The pods run in the containers that they ran in."""
-    now = rig.kubelet.pods()
-    return all(now.get(pod.name) == pod for pod in pods)
 
 
 # --- what pods get --------------------------------------------------------------------------------
@@ -106,7 +100,8 @@ def cube(rig: Rig) -> Iterator[Rig]:
     """The same node with other GPUs: two meshes of direct NVLinks, one and two a pair."""
     rig.agent.stop()
     machine = make_machine("v100x8-cube", rig.library, rig.folder / "v100x8-cube")
-    agent = Agent(machine, rig.folder / "agent-cube", rig.kubelet.pod_resources)
+    options = node_options(machine, rig.kubelet, rig.containerd)
+    agent = Agent(machine, rig.folder / "agent-cube", options)
     agent.start()
     other = replace(rig, machine=machine, agent=agent)
     try:
@@ -148,7 +143,7 @@ def test_a_gpu_is_lost_and_comes_back(rig: Rig, note: Note, lines: list[str]) ->
     rig.wait(lambda: time.monotonic() > start + RESET_S, "the GPU is reset")
     rig.machine.mend()
     back_s = rig.wait_until_whole(GPU_RECOVERY_S + BACK_S)
-    assert unchanged(rig, pods)
+    assert rig.is_unchanged(pods)
     how = "silently" if len(lines) == 1 else "with an Xid"
     note(f"GPU lost {how}: unhealthy after", f"{noticed_s:.1f} s", f"{BACK_S} s")
     note("  mended: healthy after", f"{back_s:.1f} s", f"{GPU_RECOVERY_S + BACK_S} s")
@@ -164,7 +159,7 @@ def test_kubelet_is_killed_twenty_times(rig: Rig, note: Note) -> None:
     for _ in range(20):
         rig.restart_kubelet()
         times_s.append(rig.wait_until_whole(BACK_S))
-        rig.wait(lambda: unchanged(rig, pods), "the pods run as before")
+        rig.wait(lambda: rig.is_unchanged(pods), "the pods run as before")
         assert rig.held() == held
     note("kubelet killed 20 times: devices back after", spread(times_s), f"{BACK_S} s")
     (late,) = rig.run_pods("late", gpus=2)
@@ -182,7 +177,7 @@ def test_the_agent_is_killed_twenty_times(rig: Rig, note: Note) -> None:
         times_s.append(rig.wait_until_whole(BACK_S))
         assert rig.held() == held
         assert len(sockets()) == 1
-    assert unchanged(rig, pods)
+    assert rig.is_unchanged(pods)
     note("agent killed 20 times: devices back after", spread(times_s), f"{BACK_S} s")
     (late,) = rig.run_pods("late", gpus=2)
     assert nodes_of(rig, late) == nodes_of(rig, pods[1])
@@ -202,12 +197,7 @@ def test_the_agent_ends_when_it_is_told_to(rig: Rig, note: Note, lines: list[str
     assert took_s <= END_S
     assert sockets() == []
     rig.wait(lambda: not rig.healthy(), "kubelet has noticed")
-    assert unchanged(rig, pods)
-
-
-def spread(times_s: list[float]) -> str:
-    ordered = sorted(times_s)
-    return f"median {ordered[len(ordered) // 2]:.2f} s, worst {ordered[-1]:.2f} s"
+    assert rig.is_unchanged(pods)
 
 
 # --- the plugin directory -------------------------------------------------------------------------
@@ -223,7 +213,7 @@ def test_the_plugin_socket_is_deleted(rig: Rig, note: Note) -> None:
     rig.wait(lambda: rig.agent.is_ready() and rig.is_whole(), "kubelet has the devices", BACK_S)
     assert len(sockets()) == 1
     note("plugin socket deleted: back after", f"{time.monotonic() - start:.2f} s", f"{BACK_S} s")
-    assert unchanged(rig, pods)
+    assert rig.is_unchanged(pods)
     rig.run_pods("late", gpus=4)
 
 
@@ -234,13 +224,14 @@ def test_the_plugin_directory_is_wiped(rig: Rig, note: Note) -> None:
     rig.restart_kubelet()
     took_s = rig.wait_until_whole(BACK_S)
     note("plugin directory wiped, kubelet restarted: back after", f"{took_s:.2f} s", f"{BACK_S} s")
-    rig.wait(lambda: unchanged(rig, pods), "the pod runs as before")
+    rig.wait(lambda: rig.is_unchanged(pods), "the pod runs as before")
     rig.run_pods("late", gpus=4)
 
 
 def test_a_second_agent_refuses_and_the_first_goes_on(rig: Rig) -> None:
     pods = rig.run_pods("bystander", gpus=1)
-    second = Agent(rig.machine, rig.folder / "second", rig.kubelet.pod_resources)
+    options = node_options(rig.machine, rig.kubelet, rig.containerd)
+    second = Agent(rig.machine, rig.folder / "second", options)
     second.start()
     try:
         assert second.wait(30) > 0
@@ -250,7 +241,7 @@ def test_a_second_agent_refuses_and_the_first_goes_on(rig: Rig) -> None:
     assert str(PLUGINS) in sentence
     assert rig.agent.is_ready()
     assert rig.is_whole()
-    assert unchanged(rig, pods)
+    assert rig.is_unchanged(pods)
     rig.run_pods("late", gpus=4)
 
 

@@ -157,19 +157,16 @@ HAPPENINGS: dict[str, tuple[Callable[[Metrics], None], list[str]]] = {
         ['numalet_gpu_xid_errors_total{gpu="unknown",xid="13"} 1.0'],
     ),
     "a pass": (
-        lambda metrics: metrics.passed(0.002, True),
+        lambda metrics: metrics.passed(0.002),
         [
             'numalet_pass_duration_seconds_bucket{le="0.001"} 0.0',
             'numalet_pass_duration_seconds_bucket{le="0.0025"} 1.0',
             "numalet_pass_duration_seconds_count 1.0",
         ],
     ),
-    "a pass with an error": (
-        lambda metrics: metrics.passed(0.002, False, "KubeletError"),
-        [
-            'numalet_pass_errors_total{kind="KubeletError"} 1.0',
-            "numalet_pass_duration_seconds_count 1.0",
-        ],
+    "an error in a pass": (
+        lambda metrics: metrics.failed("KubeletError"),
+        ['numalet_pass_errors_total{kind="KubeletError"} 1.0'],
     ),
 }
 
@@ -185,7 +182,7 @@ def test_what_is_counted_after(happen: Callable[[Metrics], None], expected: list
     ("metric", "happen"),
     [
         ("numalet_rpc_errors_total", lambda metrics: metrics.rpc("Allocate", 0.1, "OK")),
-        ("numalet_pass_errors_total", lambda metrics: metrics.passed(0.1, True)),
+        ("numalet_pass_errors_total", lambda metrics: metrics.passed(0.1)),
     ],
 )
 def test_what_went_well_is_no_error(metric: str, happen: Callable[[Metrics], None]) -> None:
@@ -282,7 +279,8 @@ def test_two_of_them_do_not_share_anything() -> None:
 def test_no_series_says_when_another_began() -> None:
     metrics = Metrics()
     metrics.rpc("Allocate", 0.1, "INTERNAL")
-    metrics.passed(0.1, False)
+    metrics.passed(0.1)
+    metrics.failed("other")
     assert not [line for line in lines(metrics) if "_created" in line]
 
 

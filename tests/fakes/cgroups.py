@@ -5,9 +5,13 @@ Written from the kernel's documentation, cgroup-v1/cpusets.rst and cgroup-v2.rst
 """
 
 import errno
+import itertools
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+
+from agent.core.bitmap import Bitmap
 
 Cpus = frozenset[int]
 NONE: Cpus = frozenset()
@@ -63,6 +67,85 @@ class FakeCpusets:
             return self.own[path] & self.online if path else self.online
         above = self.effective(os.path.dirname(path))
         return self.own[path] & above or above
+
+
+# --- the kernel itself ----------------------------------------------------------------------------
+
+_FS = Path("/sys/fs/cgroup")
+_numbers = itertools.count()
+
+
+class RealCpusets:
+    """A group of our own in the kernel's cpusets, with the same interface; its path is "" here.
+
+    Close it at the end. Raises OSError where the machine has no cpusets that we may use.
+    """
+
+    def __init__(self) -> None:
+        self.version = 2 if (_FS / "cgroup.controllers").exists() else 1
+        mount = _FS if self.version == 2 else _FS / "cpuset"
+        self.name = f"numalet_test_{os.getpid()}_{next(_numbers)}"
+        self.folder = mount / self.name
+        self.online: Cpus = frozenset(Bitmap.parse_list(_get(mount, "cpuset.cpus", "effective")))
+        self.folder.mkdir()
+        try:
+            self._adopt(mount, "")
+        except OSError:
+            self.folder.rmdir()
+            raise
+
+    def _adopt(self, mount: Path, path: str) -> None:
+        """On v1 a group needs memory before tasks may come in, on v2 it hands cpusets down."""
+        folder = self.folder / path
+        if self.version == 2:
+            (folder / "cgroup.subtree_control").write_text("+cpuset")
+            (folder / "cpuset.cpus").read_text()
+        else:
+            (folder / "cpuset.mems").write_text((mount / "cpuset.mems").read_text())
+            if not path:
+                (folder / "cpuset.cpus").write_text((mount / "cpuset.cpus").read_text())
+
+    @property
+    def own(self) -> dict[str, Cpus]:
+        return {
+            os.path.relpath(folder, self.folder).lstrip("."): _parse(Path(folder) / "cpuset.cpus")
+            for folder, _, _ in os.walk(self.folder)
+        }
+
+    def make(self, path: str) -> None:
+        (self.folder / path).mkdir()
+        with suppress(OSError):  # a group of v2 with tasks hands nothing down
+            self._adopt(self.folder, path)
+
+    def remove(self, path: str) -> None:
+        for folder, _, _ in os.walk(self.folder / path, topdown=False):
+            os.rmdir(folder)
+
+    def write(self, path: str, cpus: Iterable[int]) -> None:
+        file = os.open(self.folder / path / "cpuset.cpus", os.O_WRONLY)
+        try:
+            os.write(file, ",".join(map(str, sorted(cpus))).encode() + b"\n")
+        finally:
+            os.close(file)
+
+    def effective(self, path: str) -> Cpus:
+        return frozenset(Bitmap.parse_list(_get(self.folder / path, "cpuset.cpus", "effective")))
+
+    def close(self) -> None:
+        self.remove("")
+
+
+def _get(folder: Path, name: str, how: str) -> str:
+    """v1 and v2 call what is in force by different names."""
+    first, _, last = name.partition(".")
+    for file in (folder / f"{name}.{how}", folder / f"{first}.{how}_{last}"):
+        if file.exists():
+            return file.read_text()
+    raise FileNotFoundError(errno.ENOENT, "no cpusets here", str(folder))
+
+
+def _parse(file: Path) -> Cpus:
+    return frozenset(Bitmap.parse_list(file.read_text()))
 
 
 # --- as files -------------------------------------------------------------------------------------

@@ -1,0 +1,196 @@
+"""Carrying out in the cgroups what the books say: the shared pool, and the pins that drifted or
+that no container runtime makes."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
+from agent import log
+from agent.books import Books, Node, Pinned
+from agent.config import Config
+from agent.core.podspecs import see_specs
+from agent.core.pool import Groups, Qos, find_drift, plan_writes
+from agent.core.runtime import Stage
+from agent.edge.cgroup import (
+    Cgroups,
+    apply_writes,
+    find_cgroups,
+    lift_quota,
+    pod_folders,
+    read_cpuset,
+    read_groups,
+    write_mems,
+)
+from agent.edge.status import Metrics
+from agent.errors import PinError
+from agent.troubles import Troubles
+
+_VERIFY_S = 30.0
+"""How often cgroups are looked at when nothing happened: somebody else may have written them."""
+
+
+class Path(StrEnum):
+    """Who gives containers their CPUs."""
+
+    NRI = "nri"
+    """The container runtime, when it creates them, as we tell it."""
+    CGROUP = "cgroup"
+    """We, when they run."""
+    NONE = "none"
+    """Nobody: kubelet pins CPUs itself."""
+
+
+class Pinning:
+    """Follows the books. The runtime's plugin calls `on_connection`, the pass all else."""
+
+    def __init__(self, books: Books, metrics: Metrics, troubles: Troubles) -> None:
+        self._books = books
+        self._metrics = metrics
+        self._troubles = troubles
+        self._connected = False
+        self._path: Path | None = None
+        self._cgroups: Cgroups | None = None
+        self._done: int | None = None
+        self._checked_s = float("-inf")
+        self._names: frozenset[str] = frozenset()
+
+    def on_connection(self, connected: bool) -> None:
+        """Whether the container runtime asks us."""
+        self._connected = connected
+
+    def observe(self, config: Config, node: Node, observe_only: bool) -> None:
+        """Which path is in force; where it is the cgroups, which pods and containers there are."""
+        self._choose_path(config, observe_only)
+        self._cgroups = self._troubles.attempt(
+            "cgroups", partial(find_cgroups, config.root), self._cgroups
+        )
+        if self._path is not Path.CGROUP or self._cgroups is None:
+            return
+        blind = (
+            "" if config.kubelet_url else "no NRI socket, and no kubelet_url tells what pods ask"
+        )
+        self._troubles.tell("nothing is pinned", blind)
+        groups = self._troubles.attempt("cgroups", partial(read_groups, self._cgroups), None)
+        if groups is not None:
+            self._names = self._list_pods(self._cgroups)
+            self._books.see(*see_specs(node.specs.values(), groups))
+
+    def _choose_path(self, config: Config, observe_only: bool) -> None:
+        path = Path.CGROUP
+        if observe_only:
+            path = Path.NONE
+        elif self._connected or os.path.exists(config.nri_socket):
+            path = Path.NRI
+        if path is not self._path:
+            log.info("pinning", path=path)
+            self._path = path
+            self._metrics.pinned_by(path)
+
+    def follow(self) -> None:
+        """Makes the cgroups what they should be, if anything happened or it was long ago."""
+        now_s, turn = time.monotonic(), self._books.turn
+        if self._cgroups is None or self._path in (None, Path.NONE):
+            return
+        if turn == self._done and now_s - self._checked_s < _VERIFY_S:
+            return
+        carry = partial(carry_out, self._cgroups, self._books, self._path is Path.NRI)
+        outcome = self._troubles.attempt("cgroups", carry, None)
+        if outcome is None:
+            return
+        self._done, self._checked_s = turn, now_s
+        self._troubles.tell("cpusets", "; ".join(outcome.troubles))
+        for name in outcome.drifted:
+            log.warning("drift repaired", container=name)
+        self._metrics.carried_out(len(outcome.drifted), outcome.writes)
+
+    def stirred(self) -> bool:
+        """Whether pods came or went of which nobody tells."""
+        if self._path is not Path.CGROUP or self._cgroups is None:
+            return False
+        return self._list_pods(self._cgroups) != self._names
+
+    def _list_pods(self, cgroups: Cgroups) -> frozenset[str]:
+        try:
+            return frozenset(path for qos in Qos for _, path in pod_folders(cgroups, qos))
+        except PinError:
+            return frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """`drifted` are pinned containers that had other CPUs or memory nodes, `writes` how many groups
+    were written, `troubles` sentences about what could not be."""
+
+    drifted: tuple[str, ...] = ()
+    writes: int = 0
+    troubles: tuple[str, ...] = ()
+
+
+def carry_out(cgroups: Cgroups, books: Books, by_runtime: bool) -> Outcome:
+    """Makes the cgroups what they should be. `by_runtime`: containers get their pins from the
+    runtime when they are created, and are written here only when they lost them.
+
+    Raises PinError if kubepods cannot be read.
+    """
+    groups = read_groups(cgroups)  # before the pods are taken down: see plan_writes
+    pods, pinned, ledger = books.group_pods(), books.pinned(), books.ledger
+    if ledger is None:
+        return Outcome()
+    online = ledger.layout.machine.cpus
+    settled = frozenset(one.container.id for one in pinned if _is_settled(one, by_runtime))
+    drift = find_drift(groups, pods, online).keys() & settled
+    writes = plan_writes(
+        groups,
+        pods,
+        ledger.shared_pool,
+        online,
+        write_pins=not by_runtime or (bool(drift) and len(settled) == len(pinned)),
+    )
+    errors = list(apply_writes(cgroups, writes))
+    paths = {one.id: one.path for pod in groups.pods for one in pod.containers}
+    here = [one for one in pinned if one.container.id in settled and one.container.id in paths]
+    strayed = {one.container.id for one in here if _bind(cgroups, paths, one, errors)}
+    _lift(cgroups, groups, [one for one in here if one.cpuset.lift_quota], paths, errors)
+    return Outcome(
+        drifted=tuple(one.name for one in here if one.container.id in drift | strayed),
+        writes=len(writes),
+        troubles=tuple(map(str, (*groups.unread, *errors))),
+    )
+
+
+def _is_settled(one: Pinned, by_runtime: bool) -> bool:
+    """Whether the container's cpuset is not being made by the runtime just now."""
+    return not by_runtime or one.container.stage is Stage.RUNNING
+
+
+def _bind(cgroups: Cgroups, paths: Mapping[str, str], one: Pinned, errors: list[PinError]) -> bool:
+    """Binds the container's memory; whether it was bound to other nodes."""
+    path = paths[one.container.id]
+    try:
+        if not one.cpuset.mems or read_cpuset(cgroups, path).effective_mems == one.cpuset.mems:
+            return False
+        return write_mems(cgroups, path, one.cpuset.mems)
+    except PinError as error:
+        errors.append(error)
+        return False
+
+
+def _lift(
+    cgroups: Cgroups,
+    groups: Groups,
+    pinned: Sequence[Pinned],
+    paths: Mapping[str, str],
+    errors: list[PinError],
+) -> None:
+    """Takes the CFS quota off pinned containers, and off their pods."""
+    pods = {pod.uid: pod.path for pod in groups.pods}
+    uids = dict.fromkeys(one.pod.uid for one in pinned)
+    above = [pods[uid] for uid in uids if uid in pods]
+    for path in (*above, *(paths[one.container.id] for one in pinned)):
+        try:
+            lift_quota(cgroups, path)
+        except PinError as error:
+            errors.append(error)
