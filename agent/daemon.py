@@ -175,12 +175,14 @@ class Daemon:
         """Until the bell rings, pods came or went unannounced, or it is time."""
         busy = time.monotonic() < self._busy_until_s
         end_s = time.monotonic() + (_BUSY_TICK_S if busy else self._config.period_s)
-        while (left_s := end_s - time.monotonic()) > 0 and self._bell.empty():
-            with suppress(queue.Empty):
-                self._bell.get(timeout=min(left_s, _GLANCE_S))
+        slice_s = _GLANCE_S if self._pinning.is_alone else inf
+        while (left_s := end_s - time.monotonic()) > 0:
+            try:
+                self._bell.get(timeout=min(left_s, slice_s))
                 break
-            if self._pinning.stirred():
-                break
+            except queue.Empty:
+                if self._pinning.stirred():
+                    break
         with suppress(queue.Empty):
             while True:
                 self._bell.get_nowait()

@@ -106,9 +106,14 @@ class Pinning:
             log.warning("drift repaired", container=name)
         self._metrics.carried_out(len(outcome.drifted), outcome.writes)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no runtime tells of pods that come and go."""
+        return self._path is Path.CGROUP and self._cgroups is not None
+
     def stirred(self) -> bool:
         """Whether pods came or went of which nobody tells."""
-        if self._path is not Path.CGROUP or self._cgroups is None:
+        if not self.is_alone or self._cgroups is None:
             return False
         return self._list_pods(self._cgroups) != self._names
 

@@ -41,7 +41,7 @@ _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _STEADY_S: Final = 10.0
 """A connection this old shows that all is well: the next trouble is a new one."""
-_LOOK_S: Final = 0.1
+_LOOK_S: Final = 0.5
 """How often the socket's inode is looked at in a pause: a new one is tried at once."""
 
 _MOST_OBJECTS: Final = 20_000
