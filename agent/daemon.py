@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from agent import log
