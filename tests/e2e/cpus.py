@@ -97,10 +97,12 @@ def of_process(pid: int) -> Cpus:
 
 def find_wrong(own: Mapping[str, Cpus], pool: Cpus) -> list[str]:
     """A sentence for each container whose processes may run elsewhere than they should: on `own` by
-    the container's id, all others on `pool`."""
-    wrong = []
-    for container in read_containers():
-        want = own.get(container.id, pool)
+    the container's id, together with the sandbox of their pod, all others on `pool`."""
+    containers = read_containers()
+    pods = {container.pod: own[container.id] for container in containers if container.id in own}
+    wrong = [f"{id_} is not there" for id_ in own if id_ not in {one.id for one in containers}]
+    for container in containers:
+        want = pods.get(container.pod, pool)
         seen = {container.effective, *container.processes.values(), *container.threads.values()}
         if seen != {want}:
             has = " and ".join(show(cpus) for cpus in seen)

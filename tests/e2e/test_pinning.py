@@ -9,7 +9,7 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ def test_a_cpuset_that_somebody_else_wrote_is_put_right(rig: Rig) -> None:
     (container,) = (one for one in cpus.read_containers() if one.id == container_id(pod))
     (container.folder.parent / "cpuset.cpus").write_text(cpus.show(ALL))
     (container.folder / "cpuset.cpus").write_text(cpus.show(ALL))
-    (other,) = rig.run_pods("other")
+    rig.run_pods("other")
     assert_all_run_where_they_should(rig, pod)
     assert drifts(rig) == before + 1
 
@@ -142,28 +142,37 @@ POOL_BAR_S = 0.1
 
 def test_the_shared_pool_follows_at_once(rig: Rig, note: Note) -> None:
     run_others(rig)
-    narrowed_s, widened_s = [], []
-    for _ in range(5):
-        shared = {pid for one in cpus.read_containers() for pid in one.processes}
-        before = set(cpus.folders())
-        pod = rig.kubelet.add_pod("pinned", cpu="1", annotations=PIN)
-        made_s = watch(lambda: len(set(cpus.folders()) - before) > 1)
-        narrowed_s.append(watch(lambda: all_on(shared, POOL)) - made_s)
-        rig.wait_until_running([pod])
-        rig.kubelet.remove_pod(pod)
-        gone_s = watch(lambda: set(cpus.folders()) == before)
-        widened_s.append(watch(lambda: all_on(shared, ALL)) - gone_s)
-        rig.wait(lambda: pod not in rig.kubelet.pods(), f"{pod} is gone", 60)
+    narrowed_s, widened_s = zip(*(time_a_pin(rig) for _ in range(5)), strict=True)
     note("shared pool narrowed, from the container's creation", spread(narrowed_s), "0.10 s")
     note("shared pool widened, from the pod's end", spread(widened_s), "0.10 s")
     assert max(narrowed_s) <= POOL_BAR_S
     assert max(widened_s) <= POOL_BAR_S
 
 
-def watch(condition: Callable[[], bool]) -> float:
-    """When it is first seen to be true, on the monotonic clock."""
-    wait_for(condition, "it is so", 60, poll_s=0.001)
-    return time.monotonic()
+def time_a_pin(rig: Rig) -> tuple[float, float]:
+    """How long it took until nobody else had the CPU of a pinned pod after its container had a
+    cgroup, and until everybody had it after the pod's last cgroup was gone; in seconds, less than
+    nothing where it was before."""
+    shared = {pid for one in cpus.read_containers() for pid in one.processes}
+    before = set(cpus.folders())
+    moments_s: dict[str, float] = {}
+
+    def see(**seen: bool) -> bool:
+        for what in (what for what, is_so in seen.items() if is_so):
+            moments_s.setdefault(what, time.monotonic())
+        return seen.keys() <= moments_s.keys()
+
+    pod = rig.kubelet.add_pod("pinned", cpu="1", annotations=PIN)
+    watch(lambda: see(made=len({*cpus.folders()} - before) > 1, narrow=all_on(shared, POOL)))
+    rig.wait_until_running([pod])
+    rig.kubelet.remove_pod(pod)
+    watch(lambda: see(gone={*cpus.folders()} == before, wide=all_on(shared, ALL)))
+    rig.wait(lambda: pod not in rig.kubelet.pods(), f"{pod} is gone", 60)
+    return moments_s["narrow"] - moments_s["made"], moments_s["wide"] - moments_s["gone"]
+
+
+def watch(condition: Callable[[], bool]) -> None:
+    wait_for(condition, "the shared pool follows", 60, poll_s=0.001)
 
 
 def all_on(pids: set[int], want: cpus.Cpus) -> bool:
@@ -309,30 +318,32 @@ def storm(
     pinned: list[Pod] = []
     times_s = []
     for round_ in range(rounds):
-        if round_ % 2 == 0:
+        if pins := round_ % 2 == 0:
             for pod in pinned:
                 rig.remove_pod(pod)
-            pinned = []
-            new = rig.kubelet.add_pod("pinned", cpu="1", annotations=PIN, program=LISTS)
-        else:
-            new = rig.kubelet.add_pod("other", request="10m")
-        moment_s = time.monotonic() + chance.uniform(0, 1)
-        rig.wait(lambda moment_s=moment_s: time.monotonic() > moment_s, "the moment has come")
+        how = {"cpu": "1", "annotations": PIN} if pins else {"request": "10m"}
+        new = rig.kubelet.add_pod("pinned" if pins else "other", **how)
+        wait_until(time.monotonic() + chance.uniform(0, 1))
         fault()
         start_s = time.monotonic()
         rig.revive()
-        (pod,) = rig.wait_until_running([new])
-        if round_ % 2 == 0:
-            pinned = [pod]
-        else:
-            pods.append(pod)
+        added = rig.wait_until_running([new])
+        pinned, pods = (added, pods) if pins else (pinned, pods + added)
         assert_all_run_where_they_should(rig, *pinned, timeout_s=30)
         times_s.append(time.monotonic() - start_s)
-        rig.wait(lambda: rig.is_unchanged([*pods, *pinned]), "all pods run as before")
+        wait_until_unchanged(rig, [*pods, *pinned])
     note(f"{what}, {rounds} times: all right after", spread(times_s), "")
     for pod in pinned:
         rig.remove_pod(pod)
     assert_all_run_where_they_should(rig)
+
+
+def wait_until(moment_s: float) -> None:
+    wait_for(lambda: time.monotonic() >= moment_s, "the moment has come", 60)
+
+
+def wait_until_unchanged(rig: Rig, pods: Sequence[Pod]) -> None:
+    rig.wait(lambda: rig.is_unchanged(pods), "all pods run as before")
 
 
 def test_the_agent_is_killed(rig: Rig, note: Note) -> None:
@@ -369,7 +380,7 @@ def test_the_agent_stands_still(rig: Rig, note: Note) -> None:
         rig.agent.pause()
         start_s = time.monotonic()
         (pod,) = rig.run_pods("meanwhile")
-        rig.wait(lambda: time.monotonic() > start_s + 30, "30 s are over", 60)
+        wait_until(start_s + 30)
         rig.kubelet.remove_pod(pod.name)
         rig.agent.resume()
 
@@ -404,7 +415,7 @@ def test_a_pin_costs_little_on_a_full_node(rig: Rig, note: Note) -> None:
 
 def bins(rig: Rig) -> dict[float, float]:
     """How many creations were answered within how many seconds, since the agent was started."""
-    prefix = f'numalet_rpc_duration_seconds_bucket{{le="'
+    prefix = 'numalet_rpc_duration_seconds_bucket{le="'
     found = {}
     for name, count in rig.agent.metrics().items():
         if name.startswith(prefix) and METHOD in name:
