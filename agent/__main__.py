@@ -16,7 +16,7 @@ from agent.core.svg import draw_svg
 from agent.core.topology import Machine
 from agent.edge.manifest import read_pods
 from agent.errors import AgentError, ConfigError
-from agent.observation import observe_machine
+from agent.observation import describe_pinning, observe_machine
 
 _LARGEST_FILE = 16 << 20
 """Bytes of a file given by a user; the widest real machine takes 0.1 MB."""
@@ -120,6 +120,8 @@ def _show(options: argparse.Namespace) -> int:
         _print_json(to_json(machine))
     else:
         sys.stdout.write(draw_text(machine, colour=_wants_colour()))
+        if not options.machine and (path := describe_pinning(options.root or "/")):
+            print(f"pinning   {path}")
     return 0
 
 

@@ -1,5 +1,6 @@
 """What a pass observes: every neighbour asked once; one that fails is as it was last."""
 
+import os
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,13 +19,15 @@ from agent.core.topology import EMPTY, Machine
 from agent.driver import Known
 from agent.edge.devnodes import read_device_nodes
 from agent.edge.faultfile import read_fault_marks
-from agent.edge.kubeletfiles import KubeletFacts, read_kubelet
+from agent.edge.kubeletfiles import KubeletFacts, read_cpu_manager
 from agent.edge.kubeletpods import list_pods
 from agent.edge.podresources import list_holdings
 from agent.edge.sysfs import read_host
 from agent.observation import join
 from agent.troubles import Troubles
 
+_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+"""Source: Kubernetes, where it puts the token of a pod's service account."""
 _HOST_S = 60.0
 """How often sysfs and kubelet's files are read: they change rarely; a wide machine takes 25 ms."""
 
@@ -74,7 +77,7 @@ class Observer:
         self._holdings = self._holdings if holdings == self._holdings else holdings
         if config.kubelet_url:
             self._pods = attempt(
-                "kubelet's pods", partial(list_pods, config.kubelet_url), self._pods
+                "kubelet's pods", partial(list_pods, config.kubelet_url, _token_file()), self._pods
             )
         return Facts(node=self._node(config), manner=_manner(config), rules=self._rules(config))
 
@@ -86,7 +89,7 @@ class Observer:
         self._host = self.troubles.attempt("sysfs", partial(read_host, config.root), self._host)
         self._kubelet = self.troubles.attempt(
             "kubelet's files",
-            partial(read_kubelet, config.kubelet_dir, config.kubelet_config),
+            partial(read_cpu_manager, config.kubelet_dir, config.kubelet_config),
             self._kubelet,
         )
 
@@ -122,6 +125,11 @@ class Observer:
             lift_quota=config.lift_quota == "yes",
             observe_only=why or None,
         )
+
+
+def _token_file() -> str:
+    """The service account's, where the agent is a pod."""
+    return _TOKEN if os.path.exists(_TOKEN) else ""
 
 
 def _reserved(config: Config, kubelet: KubeletFacts) -> Bitmap:

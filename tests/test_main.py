@@ -39,6 +39,23 @@ def test_show_prints_the_machine_below_a_root(a800: str, capsys: Capture) -> Non
     assert out.count("─ GPU ") == 8
 
 
+@pytest.mark.parametrize(
+    ("made", "line"),
+    [
+        ("sys/fs/cgroup/kubepods.slice", "pinning   through cgroup files, there is no NRI socket"),
+        ("var/run/nri/nri.sock", "pinning   through NRI at "),
+    ],
+    ids=["cgroups alone", "a container runtime that asks"],
+)
+def test_show_says_who_would_pin(tmp_path: Path, capsys: Capture, made: str, line: str) -> None:
+    root = node.lay_out(node.load("laptop"), tmp_path)
+    (root / "sys/fs/cgroup").mkdir(parents=True)
+    (root / "sys/fs/cgroup/cgroup.controllers").write_text("cpuset cpu memory\n")
+    (root / made).mkdir(parents=True)
+    assert main(["show", "--root", str(root)]) == 0
+    assert line in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_json_can_be_saved_and_shown_elsewhere(a800: str, tmp_path: Path, capsys: Capture) -> None:
     main(["show", "--root", a800, "--json"])
     file = tmp_path / "saved.json"

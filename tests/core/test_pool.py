@@ -109,7 +109,7 @@ def plan(kernel: FakeCpusets, pods: Iterable[Pod], **how: Any) -> tuple[Write, .
 def tree(version: int, online: int, pods: Iterable[Pod]) -> FakeCpusets:
     """A node before anything was narrowed, as kubelet and the runtime make it."""
     kernel = FakeCpusets(version, range(online))
-    for path in (TOP, *FOLDERS.values()):
+    for path in FOLDERS.values():
         make(kernel, path)
     for pod in pods:
         make(kernel, pod.path)
