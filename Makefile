@@ -14,7 +14,7 @@ venv: .venv/.ready
 test: venv  ## the whole suite
 	$(BIN)/pytest
 
-e2e: venv  ## against a real kubelet and containerd; needs root, builds kubelet with Go
+e2e: venv  ## against a real kubelet and containerd; needs root, builds both with Go
 	hack/e2e/build
 	$(BIN)/pytest --durations=0 --durations-min=1 tests/e2e
 

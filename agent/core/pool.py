@@ -272,21 +272,21 @@ def _inherits(scene: _Scene, aim: _Aim) -> bool:
 
 
 def _order(scene: _Scene, wrong: Sequence[_Aim]) -> list[Write]:
-    """From the top down every group gets what it will have beside what it has; then, from the
-    bottom up, what it should have. `wrong` is from the top down."""
+    """First every group gets what it will have beside what it has, on v1 from the top down; then,
+    from the bottom up, what it should have. `wrong` is from the top down.
+
+    Whose set does not count, as the group above has none of it, would change when that is widened:
+    on v2, where nothing is refused, it is written before.
+    """
     writes: list[Write] = []
-    own = [aim for aim in wrong if not _inherits(scene, aim)]
     free = [aim for aim in wrong if _inherits(scene, aim)]
+    own = [aim for aim in wrong if not _inherits(scene, aim)]
     for aim in free:
         if not aim.own & _above(aim).now:
-            _write(writes, aim, scene.usable)  # or else it would count again on the way
-    for aim in reversed(own):
-        if scene.version == 2 and _would_follow(aim):
-            _write(writes, aim, _hold(aim))
-    for aim in own:
-        widens = not aim.want <= aim.own and (aim.own or scene.version == 1)
-        if aim.children and widens:
-            _write(writes, aim, (aim.own | aim.want) & scene.usable)
+            _write(writes, aim, scene.usable)
+    for aim in own if scene.version == 1 else reversed(own):
+        if _must_widen(scene, aim):
+            _write(writes, aim, (aim.now | aim.want) & scene.usable)
     for aim in reversed(own):
         _write(writes, aim, aim.want)
     for aim in free:
@@ -294,25 +294,18 @@ def _order(scene: _Scene, wrong: Sequence[_Aim]) -> list[Write]:
     return writes
 
 
+def _must_widen(scene: _Scene, aim: _Aim) -> bool:
+    """Whether somebody below needs it; on v2 also whether it would follow the group above it."""
+    if scene.version == 1:
+        return bool(aim.children) and not aim.want <= aim.own
+    above = _above(aim)
+    return not aim.want <= aim.now or not above.want <= above.now
+
+
 def _write(writes: list[Write], aim: _Aim, cpus: Bitmap) -> None:
     if cpus != aim.own:
         aim.own = cpus
         writes.append(Write(path=aim.path, cpus=cpus))
-
-
-def _would_follow(aim: _Aim) -> bool:
-    """Whether the group would get CPUs that are not for it when the one above it is widened."""
-    above = _above(aim)
-    if above.want <= above.now:
-        return False
-    shared = aim.own & (above.now | above.want)
-    return not aim.own & above.now or not shared <= aim.now | aim.want
-
-
-def _hold(aim: _Aim) -> Bitmap:
-    """What keeps the group where it is: what it shall have, if that needs nothing below it."""
-    done = aim.want <= aim.now and all(child.want == aim.want for child in aim.children)
-    return aim.want if done else aim.now
 
 
 def _above(aim: _Aim) -> _Aim:

@@ -12,6 +12,7 @@ import json
 import socket
 import ssl
 import time
+from contextlib import closing
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -91,19 +92,16 @@ def _read_token(path: str) -> str:
 
 
 def _get(address: SplitResult, token: str, ca_file: str, deadline_s: float) -> bytes:
-    connection = _connection(address, ca_file, deadline_s)
-    try:
-        headers = {"Accept": "application/json", "Connection": "close"}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
+    headers = {"Accept": "application/json", "Connection": "close"}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    with closing(_connection(address, ca_file, deadline_s)) as connection:
         connection.request("GET", "/pods", headers=headers)
-        response = connection.getresponse()
-        if response.status != 200:
-            why = _REFUSED.get(response.status, printable(response.reason, 60))
-            raise ValueError(f"kubelet refuses, {response.status}: {why}")
-        return _read_body(response)
-    finally:
-        connection.close()
+        with connection.getresponse() as response:
+            if response.status != 200:
+                why = _REFUSED.get(response.status, printable(response.reason, 60))
+                raise ValueError(f"kubelet refuses, {response.status}: {why}")
+            return _read_body(response)
 
 
 def _read_body(response: http.client.HTTPResponse) -> bytes:
@@ -120,7 +118,7 @@ def _read_body(response: http.client.HTTPResponse) -> bytes:
 def _connection(
     address: SplitResult, ca_file: str, deadline_s: float
 ) -> http.client.HTTPConnection:
-    """Raises OSError."""
+    """Raises ValueError with a sentence."""
     host, left_s = address.hostname or "", max(deadline_s - time.monotonic(), 0.001)
     connection: http.client.HTTPConnection
     if address.scheme == "https":
@@ -139,7 +137,12 @@ def _connection(
 
 
 def _trust(host: str, ca_file: str) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=ca_file or None)
+    """Raises ValueError with a sentence."""
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+    except OSError as error:
+        path = printable(ca_file, 400)
+        raise ValueError(f"the file {path} has no certificates: {error.strerror}") from None
     if _is_loopback(host):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED if ca_file else ssl.CERT_NONE

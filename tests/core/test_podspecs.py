@@ -211,7 +211,6 @@ def test_annotations_that_are_no_texts_are_left_out(
         pytest.param({"c1": {}}, [], id="a mapping"),
         pytest.param("c1", [], id="a text"),
         pytest.param([None, 5, "c1", [], {}], [], id="items that are none"),
-        pytest.param([{"name": "app", "containerID": 7}], [], id="an id that is a number"),
         pytest.param([{"name": "app", "containerID": "c1"}], ["c1"], id="an id without runtime"),
         pytest.param([{"containerID": "a://b://c1"}], ["c1"], id="two runtimes"),
         pytest.param([{"name": None, "containerID": "a://c1"}], ["c1"], id="no name"),

@@ -4,7 +4,7 @@ Expected values are counted by hand, or follow from which pod was given which CP
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -64,7 +64,7 @@ class Pod:
             qos=self.qos,
             containers=frozenset(self.containers),
             pinned={id_: Bitmap(pin) for id_, pin in self.containers.items() if pin},
-            held=Bitmap(self.held),
+            held=Bitmap(frozenset().union(*self.gone.values())),
             waits=self.waits,
         )
 
@@ -217,6 +217,179 @@ def shown(writes: Iterable[Write]) -> list[str]:
     return [f"{name} {write.cpus}" for name, write in zip(names, writes, strict=True)]
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_who_waits_for_a_pin_is_not_refused_it(version: int) -> None:
+    """Though the CPUs that it gets became free only after the last plan."""
+    other, new = pod("a", GUARANTEED, x="4-7"), waiting(pod("b", BURSTABLE, "y"))
+    kernel = tree(version, 8, [other, new])
+    carry_out(kernel, [other, new])
+    other.containers.clear()
+    make(kernel, f"{new.path}/z", frozenset({4, 5, 6, 7}))
+    assert kernel.effective(f"{new.path}/z") == {4, 5, 6, 7}
+
+
+def test_the_number_of_containers_that_share_does_not_matter_on_v2() -> None:
+    few = [pod("a", GUARANTEED, x="4-7"), pod("b", BURSTABLE, "b0")]
+    many = few + [
+        pod(f"p{n}", (BURSTABLE, BESTEFFORT)[n % 2], *(f"p{n}c{m}" for m in range(5)))
+        for n in range(40)
+    ]
+    kernels = [tree(2, 8, pods) for pods in (few, many)]
+    narrowing = [carry_out(kernel, pods) for kernel, pods in zip(kernels, (few, many), strict=True)]
+    few[0].containers = {"x": frozenset({4, 5})}
+    widening = [carry_out(kernel, pods) for kernel, pods in zip(kernels, (few, many), strict=True)]
+    assert [len(writes) for writes in narrowing] == [4, 4]
+    assert [len(writes) for writes in widening] == [4, 4]
+
+
+def test_parents_first_when_widening_children_first_when_narrowing_on_v1() -> None:
+    pods = [pod("a", BURSTABLE, "x")]
+    pods[0].sandbox = False
+    kernel = tree(1, 4, pods)
+    held = Pod(uid="h", qos=GUARANTEED, gone={"h": frozenset({2, 3})})
+    narrowed = carry_out(kernel, [*pods, held])
+    assert shown(narrowed) == ["a/x 0-1", "a 0-1", "besteffort 0-1", "burstable 0-1"]
+    assert shown(plan(kernel, pods)) == ["burstable 0-3", "a 0-3", "a/x 0-3", "besteffort 0-3"]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_container_near_its_gpus(version: int) -> None:
+    pods = [pod("a", GUARANTEED, x="4-7"), pod("b", GUARANTEED, "near", "far", "none")]
+    kernel = tree(version, 8, pods)
+    near = {"near": cpus("2-5"), "far": cpus("6-7")}
+    facts = [pods[0].to_fact(), replace(pods[1].to_fact(), near=near)]
+    for write in plan_writes(read(kernel, pods), facts, cpus("0-3"), cpus("0-7")):
+        kernel.write(write.path, write.cpus)
+    has = {id_: Bitmap(kernel.effective(f"{pods[1].path}/{id_}")) for id_ in pods[1].containers}
+    assert has == {"near": cpus("2-3"), "far": cpus("0-3"), "none": cpus("0-3")}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("online", "pool", "a", "b"),
+    [
+        pytest.param("0-6", "0-3", "4-6", "0-3", id="a CPU of a pin went offline"),
+        pytest.param("0-3", "0-3", "0-3", "0-3", id="all CPUs of a pin went offline"),
+        pytest.param("4-7", "0-3", "4-7", "4-7", id="all CPUs of the pool went offline"),
+        pytest.param("8-9", "0-3", "0-7", "0-7", id="nothing is left: nothing is written"),
+    ],
+)
+def test_cpus_that_went_offline(version: int, online: str, pool: str, a: str, b: str) -> None:
+    """The kernel has not got around to it yet."""
+    pods = [pod("a", GUARANTEED, x="4-7"), pod("b", BESTEFFORT, "y")]
+    kernel = tree(version, 8, pods)
+    facts = [pod.to_fact() for pod in pods]
+    for write in plan_writes(read(kernel, pods), facts, cpus(pool), cpus(online)):
+        assert write.cpus <= cpus(online)
+        kernel.write(write.path, write.cpus)
+    has = [kernel.effective(path) for path in ("kubepods/poda/x", f"{pods[1].path}/y")]
+    expected = (cpus(a), cpus(b))
+    missing = kernel.online - set(cpus(online)) if online != "8-9" else set()
+    assert [Bitmap(one - missing) for one in has] == list(expected)
+
+
+def test_a_cpu_of_a_pin_goes_offline_and_comes_back_on_v2() -> None:
+    """There the kernel keeps the set, so that nothing is to be written."""
+    pods = [pod("a", GUARANTEED, x="4-7"), pod("b", BESTEFFORT, "y")]
+    kernel = tree(2, 8, pods)
+    carry_out(kernel, pods)
+    facts = [pod.to_fact() for pod in pods]
+    for online in ("0-6", "0-7"):
+        groups = replace(read(kernel, pods), cpus=cpus(online))
+        assert plan_writes(groups, facts, cpus("0-3"), cpus(online)) == ()
+        assert find_drift(groups, facts, cpus(online)) == {}
+
+
+def test_no_cpu_that_is_offline_is_written_on_the_way() -> None:
+    pods = [pod("a", GUARANTEED, x="5"), pod("b", BESTEFFORT, "y")]
+    kernel = tree(1, 8, pods)
+    for path in ("kubepods/poda/x", "kubepods/poda/sandbox", "kubepods/poda"):
+        kernel.write(path, cpus("6-7"))
+    facts = [pod.to_fact() for pod in pods]
+    writes = plan_writes(read(kernel, pods), facts, cpus("0-4,6"), cpus("0-6"))
+    assert [str(write.cpus) for write in writes if write.path == "kubepods/poda"] == ["5-6", "5"]
+
+
+def test_the_class_that_the_path_tells_counts() -> None:
+    pods = [pod("a", BURSTABLE, x="4-7"), pod("b", BURSTABLE, "y")]
+    kernel = tree(2, 8, pods)
+    facts = [replace(pod.to_fact(), qos=GUARANTEED) for pod in pods]
+    writes = plan_writes(read(kernel, pods), facts, cpus("0-3"), cpus("0-7"))
+    assert sorted(shown(writes)) == ["a 4-7", "a/x 4-7", "b 0-3", "besteffort 0-3"]
+
+
+def test_a_pod_that_has_no_group_yet_counts_for_its_class() -> None:
+    held = Pod(uid="a", qos=BURSTABLE, gone={"x": frozenset({4, 5, 6, 7})})
+    kernel = tree(2, 8, [])
+    assert shown(plan(kernel, [held])) == ["besteffort 0-3"]
+
+
+# --- on the way -----------------------------------------------------------------------------------
+
+
+def test_nobody_gets_foreign_cpus_while_a_class_is_widened() -> None:
+    """CPUs 2 and 3 become free, and CPU 2 is given to a pod of the class at once."""
+    gone = pod("g", GUARANTEED, g="2-3")
+    other, late, shares = pod("h", GUARANTEED, h="4-7"), pod("a", BURSTABLE), pod("b", BURSTABLE)
+    late.containers["x"] = shares.containers["y"] = None
+    kernel = tree(2, 8, [gone, other, late, shares])
+    carry_out(kernel, [gone, other, late, shares])
+    kernel.remove(gone.path)
+    late.containers["x"] = frozenset({2})
+    carry_out(kernel, [other, late, shares], careful=True)
+    check_all_is_well(kernel, [other, late, shares])
+
+
+def test_a_set_that_does_not_count_does_not_begin_to() -> None:
+    """The pod's group has nothing in common with its class, so that it has what that has."""
+    late = waiting(pod("a", BURSTABLE, x="0-1"))
+    kernel = tree(2, 8, [late])
+    kernel.write("kubepods/burstable", cpus("0-3"))
+    kernel.write(late.path, cpus("7"))
+    kernel.write(f"{late.path}/x", cpus("6"))
+    carry_out(kernel, [late])
+    check_all_is_well(kernel, [late])
+
+
+def test_a_container_s_set_that_does_not_count_does_not_begin_to() -> None:
+    late = pod("a", GUARANTEED, "y", x="0-1")
+    kernel = tree(2, 8, [late])
+    kernel.write(late.path, cpus("0-3"))
+    kernel.write(f"{late.path}/x", cpus("7"))
+    carry_out(kernel, [late])
+    check_all_is_well(kernel, [late])
+
+
+def test_a_class_that_could_not_be_read() -> None:
+    pods = [pod("a", GUARANTEED, x="4-7"), pod("b", BURSTABLE, "y")]
+    kernel = tree(2, 8, pods)
+    groups = replace(read(kernel, pods), classes={})
+    facts = [pod.to_fact() for pod in pods]
+    writes = plan_writes(groups, facts, cpus("0-3"), cpus("0-7"))
+    assert sorted(shown(writes)) == ["a 4-7", "a/x 4-7", "b 0-3"]
+
+
+@pytest.mark.parametrize(
+    ("pod_has", "container_has", "drift"),
+    [
+        pytest.param("", "4-7", {}, id="none"),
+        pytest.param("", "", {"x": "0-7"}, id="no set of its own"),
+        pytest.param("", "4-6", {"x": "4-6"}, id="another set"),
+        pytest.param("0-5", "4-7", {"x": "4-5"}, id="the pod's group is narrower"),
+        pytest.param("4-7", "", {}, id="the pod's group is right"),
+        pytest.param("0-3", "4-7", {"x": "0-3"}, id="the pod's group has other CPUs"),
+    ],
+)
+def test_drift_on_v2(pod_has: str, container_has: str, drift: dict[str, str]) -> None:
+    pods = [pod("a", GUARANTEED, x="4-7"), pod("b", BURSTABLE, "y")]
+    kernel = tree(2, 8, pods)
+    kernel.write("kubepods/poda", cpus(pod_has))
+    kernel.write("kubepods/poda/x", cpus(container_has))
+    facts = [pod.to_fact() for pod in pods]
+    found = find_drift(read(kernel, pods), facts, cpus("0-7"))
+    assert found == {id_: cpus(text) for id_, text in drift.items()}
+
+
 # --- random trees, against the model of the kernel ------------------------------------------------
 
 CPUS = 6
@@ -270,21 +443,48 @@ def test_from_any_state_to_the_right_one(
     check_all_is_well(kernel, pods)
 
 
-def carry_out(kernel: FakeCpusets, pods: list[Pod], careful: bool = False) -> list[Write]:
+@settings(deadline=None, max_examples=200)
+@given(st.data(), nodes(), st.sampled_from([1, 2]))
+def test_who_is_pinned_may_be_left_to_others(
+    data: st.DataObject, pods: list[Pod], version: int
+) -> None:
+    kernel = tree(version, CPUS, pods)
+    data.draw(st.composite(lambda draw: scramble(draw, kernel))())
+    pinned = {f"{pod.path}/{id_}" for pod in pods for id_, pin in pod.containers.items() if pin}
+    before = {path: kernel.own[path] for path in pinned}
+    carry_out(kernel, pods, write_pins=False)
+    assert {path: kernel.own[path] for path in pinned} == before
+    assert plan(kernel, pods, write_pins=False) == ()
+    pool = kernel.online.difference(*(pod.held for pod in pods))
+    for pod in pods:
+        for id_ in [id_ for id_, pin in pod.containers.items() if not pin]:
+            assert kernel.effective(f"{pod.path}/{id_}") == pool
+        for id_, pin in pod.containers.items():  # then the others do their part
+            if pin:
+                kernel.write(f"{pod.path}/{id_}", pin)
+                assert kernel.effective(f"{pod.path}/{id_}") == pin
+    carry_out(kernel, pods, write_pins=False)
+    check_all_is_well(kernel, pods)
+
+
+def carry_out(
+    kernel: FakeCpusets, pods: list[Pod], *, careful: bool = False, write_pins: bool = True
+) -> list[Write]:
     """Writes what is planned; OSError if the kernel refuses. On the way, nobody loses a CPU of a
-    pin; if `careful`, nobody gets one of a foreign pin either."""
-    writes = list(plan(kernel, pods))
+    pin; if `careful`, nobody gets one of a foreign pin either. What others wrote into groups that
+    are theirs may begin or cease to count."""
+    writes = list(plan(kernel, pods, write_pins=write_pins))
     pins = {f"{pod.path}/{id_}": pin for pod in pods for id_, pin in pod.containers.items() if pin}
     have = {path: pin & kernel.effective(path) for path, pin in pins.items()}
-    foreign = {path: cpus & kernel.effective(path) for path, cpus in strangers(kernel, pods)}
+    foreign = {path: held & kernel.effective(path) for path, held in strangers(kernel, pods)}
     for write in writes:
         assert write.cpus
         kernel.write(write.path, write.cpus)
         for path, kept in have.items():
-            assert kept <= kernel.effective(path), (path, write)
-        for path, cpus in strangers(kernel, pods):
+            assert kept <= kernel.effective(path) or not write_pins, (path, write)
+        for path, held in strangers(kernel, pods):
             if careful:
-                assert kernel.effective(path) & cpus <= foreign[path], (path, write)
+                assert kernel.effective(path) & held <= foreign[path], (path, write)
     return writes
 
 

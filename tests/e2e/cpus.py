@@ -87,12 +87,12 @@ def _allowed(task: Path) -> Cpus:
     raise ProcessLookupError(f"{task} has ended")
 
 
-def of_process(pid: int) -> Cpus:
+def of_process(pid: int) -> Cpus | None:
     """None once it has ended."""
     try:
         return frozenset(psutil.Process(pid).cpu_affinity())
     except psutil.NoSuchProcess:
-        return frozenset()
+        return None
 
 
 def find_wrong(own: Mapping[str, Cpus], pool: Cpus) -> list[str]:

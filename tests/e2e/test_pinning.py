@@ -1,41 +1,44 @@
-"""CPUs of a pod's own, given by containerd as the agent tells it through NRI.
+"""CPUs of a pod's own, given by containerd as the agent tells it through NRI."""
 
-The machine is this one. All its CPUs but the last are reserved, so that one pod at a time can have
-one CPU, and everybody else runs on the others.
-"""
-
-import contextlib
 import json
 import os
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e import cpus
-from tests.e2e.agent import Agent, Option, node_options
 from tests.e2e.conftest import Note, rig_of_module, spread
 from tests.e2e.containerd import Release
-from tests.e2e.cpus import ALL, OWN, POOL
+from tests.e2e.cpus import ALL, OWN
 from tests.e2e.image import WAIT
 from tests.e2e.kubelet import Pod
-from tests.e2e.process import wait_for
+from tests.e2e.pinning import (
+    LISTS,
+    OPTIONS,
+    PIN,
+    ROUNDS,
+    STATIC,
+    assert_all_run_where_they_should,
+    assert_nothing_is_pinned,
+    container_id,
+    drifts,
+    other_agent,
+    path,
+    printed,
+    remove_pinned,
+    run_others,
+    run_pinned,
+    storm,
+    time_a_pin,
+    wait_until,
+    waiting,
+)
 from tests.e2e.rig import Rig
 
-OPTIONS = {"reserved_cpus": cpus.show(POOL)}
-
-PIN = {"cpuset-scheduler": "required"}
-
-LISTS = (
-    'while read -r line; do case "$line" in *_allowed_list:*) echo "$line";; esac; '
-    f"done < /proc/self/status; {WAIT}"
-)
-"""The shell reads its own status before it does anything else; it starts no other program for
-it."""
+CPU_LINE = f"Cpus_allowed_list:\t{cpus.show(OWN)}"
 
 
 @pytest.fixture(scope="module")
@@ -55,49 +58,6 @@ def calls(rig: Rig, method: str) -> float:
     return rig.agent.metrics().get(f'numalet_rpc_duration_seconds_count{{method="{method}"}}', 0)
 
 
-def drifts(rig: Rig) -> float:
-    return rig.agent.metrics()["numalet_cpuset_drifts_total"]
-
-
-def container_id(pod: Pod) -> str:
-    return pod.container.removeprefix("containerd://")
-
-
-def run_pinned(rig: Rig, **how: Any) -> Pod:
-    (pod,) = rig.run_pods("pinned", **({"cpu": "1", "annotations": PIN, "program": LISTS} | how))
-    return pod
-
-
-def run_others(rig: Rig) -> list[Pod]:
-    """A pod of each class that asks for no CPUs of its own."""
-    return [
-        *rig.run_pods("best-effort"),
-        *rig.run_pods("burstable", request="100m"),
-        *rig.run_pods("guaranteed", cpu="100m"),
-    ]
-
-
-def assert_all_run_where_they_should(rig: Rig, *pinned: Pod, timeout_s: float = 10) -> None:
-    own = {container_id(pod): OWN for pod in pinned}
-    pool = POOL if pinned else ALL
-
-    def right() -> bool:
-        nonlocal wrong
-        wrong = cpus.find_wrong(own, pool)
-        return not wrong
-
-    wrong: list[str] = []
-    try:
-        rig.wait(right, "everybody runs where they should", timeout_s)
-    except AssertionError as error:
-        raise AssertionError("\n".join([*wrong, str(error)])) from None
-
-
-def printed(rig: Rig, pod: Pod, words: str) -> list[str]:
-    rig.wait(lambda: words in rig.kubelet.output(pod.name), f"{pod.name} prints {words}")
-    return rig.kubelet.output(pod.name).splitlines()
-
-
 # --- what pods get --------------------------------------------------------------------------------
 
 
@@ -112,8 +72,7 @@ def test_a_pinned_pod_has_its_cpu_from_the_first_instruction(rig: Rig, gpus: int
     own_nodes = [node for node in nodes if (node / f"cpu{max(OWN)}").exists()]
     assert [f"node{lists['Mems_allowed_list']}"] == [node.name for node in own_nodes]
     assert_all_run_where_they_should(rig, pod)
-    rig.remove_pod(pod)
-    assert_all_run_where_they_should(rig)
+    remove_pinned(rig, pod)
     assert drifts(rig) == before
     assert rig.is_unchanged(others)
 
@@ -121,9 +80,8 @@ def test_a_pinned_pod_has_its_cpu_from_the_first_instruction(rig: Rig, gpus: int
 def test_a_container_that_starts_anew_gets_its_cpu_again(rig: Rig) -> None:
     run_others(rig)
     pod = run_pinned(rig, program=LISTS.replace(WAIT, "sleep 1; exit 1"))
-    rig.wait(lambda: rig.kubelet.output(pod.name).count("Cpus") >= 3, "it has run three times", 60)
-    lines = rig.kubelet.output(pod.name).splitlines()
-    assert {line for line in lines if "Cpus" in line} == {f"Cpus_allowed_list:\t{max(OWN)}"}
+    rig.wait(lambda: printed(rig, pod, "Cpus").count(CPU_LINE) > 1, "it has run twice")
+    assert {line for line in printed(rig, pod, "Cpus") if "Cpus" in line} == {CPU_LINE}
 
 
 def test_a_cpuset_that_somebody_else_wrote_is_put_right(rig: Rig) -> None:
@@ -149,59 +107,24 @@ def test_the_shared_pool_follows_at_once(rig: Rig, note: Note) -> None:
     assert max(widened_s) <= POOL_BAR_S
 
 
-def time_a_pin(rig: Rig) -> tuple[float, float]:
-    """How long it took until nobody else had the CPU of a pinned pod after its container had a
-    cgroup, and until everybody had it after the pod's last cgroup was gone; in seconds, less than
-    nothing where it was before."""
-    shared = {pid for one in cpus.read_containers() for pid in one.processes}
-    before = set(cpus.folders())
-    moments_s: dict[str, float] = {}
-
-    def see(**seen: bool) -> bool:
-        for what in (what for what, is_so in seen.items() if is_so):
-            moments_s.setdefault(what, time.monotonic())
-        return seen.keys() <= moments_s.keys()
-
-    pod = rig.kubelet.add_pod("pinned", cpu="1", annotations=PIN)
-    watch(lambda: see(made=len({*cpus.folders()} - before) > 1, narrow=all_on(shared, POOL)))
-    rig.wait_until_running([pod])
-    rig.kubelet.remove_pod(pod)
-    watch(lambda: see(gone={*cpus.folders()} == before, wide=all_on(shared, ALL)))
-    rig.wait(lambda: pod not in rig.kubelet.pods(), f"{pod} is gone", 60)
-    return moments_s["narrow"] - moments_s["made"], moments_s["wide"] - moments_s["gone"]
-
-
-def watch(condition: Callable[[], bool]) -> None:
-    wait_for(condition, "the shared pool follows", 60, poll_s=0.001)
-
-
-def all_on(pids: set[int], want: cpus.Cpus) -> bool:
-    return all(cpus.of_process(pid) == want for pid in pids)
-
-
 # --- what pods cannot get -------------------------------------------------------------------------
-
-TOO_MANY = {"cpu": str(len(OWN) + 1), "annotations": PIN}
 
 
 def test_a_pod_that_cannot_be_pinned_says_why(rig: Rig) -> None:
-    others = run_others(rig)
-    name = rig.kubelet.add_pod("too-many", **TOO_MANY)
+    others = rig.run_pods("other")
+    name = rig.kubelet.add_pod("too-many", cpu=str(len(OWN) + 1), annotations=PIN)
     said = rig.wait(lambda: waiting(rig, name), "the container waits")
     assert said.startswith("CreateContainerError: ")
     assert "1 free CPU" in said
     assert "asked 2 CPUs" in said
     assert_all_run_where_they_should(rig)
-    pod = run_pinned(rig)
-    assert_all_run_where_they_should(rig, pod)
-    assert rig.is_unchanged(others)
-
-
-def waiting(rig: Rig, name: str) -> str:
-    """Why the pod's container does not run, beside that it is being created."""
-    pods = rig.kubelet.pods()
-    said = pods[name].waiting if name in pods else ""
-    return said if ": " in said else ""
+    rig.kubelet.remove_pod(name)
+    rig.wait(lambda: name not in rig.kubelet.pods(), "it is gone", 60)
+    pinned = run_pinned(rig)
+    late = rig.kubelet.add_pod("late", cpu="1", annotations=PIN)
+    assert "0 free CPU" in rig.wait(lambda: waiting(rig, late), "the container waits")
+    assert_all_run_where_they_should(rig, pinned)
+    assert rig.is_unchanged([*others, pinned])
 
 
 INVALID = [
@@ -251,29 +174,23 @@ def test_an_unknown_value_pins_nothing(rig: Rig) -> None:
 def lenient(rig: Rig) -> Iterator[Rig]:
     """The same agent, but for what it does with pods that cannot be pinned."""
     with other_agent(rig, "lenient", on_unsatisfied="warn") as other:
+        other.wait(lambda: calls(other, "Synchronize") > 0, "containerd asks the agent")
         yield other
 
 
 def test_a_pod_that_cannot_be_pinned_shares(lenient: Rig) -> None:
     pinned = run_pinned(lenient)
-    lenient.run_pods("too-many", request="100m", annotations=PIN)
+    lenient.run_pods("late", cpu="1", annotations=PIN)
     assert_all_run_where_they_should(lenient, pinned)
 
 
-@contextlib.contextmanager
-def other_agent(rig: Rig, name: str, **options: Option) -> Iterator[Rig]:
-    """The rig with another agent, instead of its own."""
-    rig.agent.stop()
-    usual = node_options(rig.machine, rig.kubelet, rig.containerd) | OPTIONS
-    agent = Agent(rig.machine, rig.folder / name, usual | options)
-    agent.start()
-    other = replace(rig, agent=agent)
-    try:
-        other.wait(lambda: calls(other, "Synchronize") > 0, "containerd asks the agent")
-        yield other
-        other.remove_pods()
-    finally:
-        agent.stop()
+def test_nothing_is_pinned_where_kubelet_does_it_itself(rig: Rig) -> None:
+    home = rig.folder / "static"
+    home.mkdir()
+    (home / "cpu_manager_state").write_text(STATIC)
+    with other_agent(rig, "observer", kubelet_dir=str(home)) as other:
+        assert path(other) == "none"
+        assert_nothing_is_pinned(other, "CPU manager policy is static")
 
 
 # --- what a scheduler decided ---------------------------------------------------------------------
@@ -303,47 +220,8 @@ def test_a_schedulers_decision(rig: Rig, chosen: list[int], conflict: str) -> No
 
 # --- faults ---------------------------------------------------------------------------------------
 
-ROUNDS = 10
 LONG = bool(os.environ.get("NUMALET_E2E_LONG"))
 """Also what takes minutes: an agent that stands still for 30 s ten times."""
-
-
-def storm(
-    rig: Rig, note: Note, what: str, fault: Callable[[], object], rounds: int = ROUNDS
-) -> None:
-    """The fault comes while pods run and one is being created: by turns one that is pinned, and one
-    that is not. Afterwards everybody must run where they should, and as before."""
-    chance = random.Random(what)
-    pods = run_others(rig)
-    pinned: list[Pod] = []
-    times_s = []
-    for round_ in range(rounds):
-        if pins := round_ % 2 == 0:
-            for pod in pinned:
-                rig.remove_pod(pod)
-        how = {"cpu": "1", "annotations": PIN} if pins else {"request": "10m"}
-        new = rig.kubelet.add_pod("pinned" if pins else "other", **how)
-        wait_until(time.monotonic() + chance.uniform(0, 1))
-        fault()
-        start_s = time.monotonic()
-        rig.revive()
-        added = rig.wait_until_running([new])
-        pinned, pods = (added, pods) if pins else (pinned, pods + added)
-        assert_all_run_where_they_should(rig, *pinned, timeout_s=30)
-        times_s.append(time.monotonic() - start_s)
-        wait_until_unchanged(rig, [*pods, *pinned])
-    note(f"{what}, {rounds} times: all right after", spread(times_s), "")
-    for pod in pinned:
-        rig.remove_pod(pod)
-    assert_all_run_where_they_should(rig)
-
-
-def wait_until(moment_s: float) -> None:
-    wait_for(lambda: time.monotonic() >= moment_s, "the moment has come", 60)
-
-
-def wait_until_unchanged(rig: Rig, pods: Sequence[Pod]) -> None:
-    rig.wait(lambda: rig.is_unchanged(pods), "all pods run as before")
 
 
 def test_the_agent_is_killed(rig: Rig, note: Note) -> None:
@@ -375,16 +253,41 @@ def test_the_socket_of_plugins_is_gone(rig: Rig, note: Note) -> None:
     storm(rig, note, "socket of plugins deleted and served again", fault, 2 * ROUNDS)
 
 
-def test_the_agent_stands_still(rig: Rig, note: Note) -> None:
-    def fault() -> None:
-        rig.agent.pause()
-        start_s = time.monotonic()
-        (pod,) = rig.run_pods("meanwhile")
-        wait_until(start_s + 30)
-        rig.kubelet.remove_pod(pod.name)
-        rig.agent.resume()
+STANDSTILL_S = 30
 
-    storm(rig, note, "agent stopped for 30 s", fault, ROUNDS if LONG else 2)
+
+def test_the_agent_stands_still(rig: Rig, note: Note) -> None:
+    """By turns while a pod that is to be pinned is created, and while it runs."""
+    others = run_others(rig)
+    created_s, right_s = [], []
+    for _ in range(ROUNDS // 2 if LONG else 1):
+        took_s, (pinned,) = while_it_stands_still(rig, lambda: [run_pinned(rig)])
+        created_s.append(took_s)
+        right_s.append(time_until_right(rig, pinned))
+        took_s, (other,) = while_it_stands_still(rig, lambda: rig.run_pods("other"))
+        created_s.append(took_s)
+        right_s.append(time_until_right(rig, pinned))
+        assert rig.is_unchanged([*others, pinned, other])
+        remove_pinned(rig, pinned)
+    note(f"agent stopped for {STANDSTILL_S} s: pods created within", spread(created_s), "")
+    note("  all right after it goes on", spread(right_s), "")
+
+
+def while_it_stands_still(rig: Rig, run: Callable[[], list[Pod]]) -> tuple[float, list[Pod]]:
+    """The pods that were run meanwhile, and how long they took, in seconds."""
+    rig.agent.pause()
+    start_s = time.monotonic()
+    pods = run()
+    took_s = time.monotonic() - start_s
+    wait_until(start_s + STANDSTILL_S)
+    rig.agent.resume()
+    return took_s, pods
+
+
+def time_until_right(rig: Rig, *pinned: Pod) -> float:
+    start_s = time.monotonic()
+    assert_all_run_where_they_should(rig, *pinned)
+    return time.monotonic() - start_s
 
 
 # --- what it costs --------------------------------------------------------------------------------
@@ -399,7 +302,7 @@ def test_a_pin_costs_little_on_a_full_node(rig: Rig, note: Note) -> None:
     note(f"{CROWD} pods", f"{time.monotonic() - start_s:.0f} s", "")
     before = bins(rig)
     for _ in range(5):
-        rig.remove_pod(run_pinned(rig))
+        remove_pinned(rig, run_pinned(rig))
     counts = {bound: count - before.get(bound, 0) for bound, count in bins(rig).items()}
     total = max(counts.values())
     assert total >= 5

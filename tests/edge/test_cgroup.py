@@ -6,9 +6,10 @@ tests on the kernel need root and cpusets that are mounted for writing.
 
 import itertools
 import os
+import shutil
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,6 +58,9 @@ STATIC = "c0ffee00c0ffee00c0ffee00c0ffee00"
 X, Y, Z = ("a1" * 32, "b2" * 32, "c3" * 32)
 FS = "sys/fs/cgroup"
 V1, V2 = f"{FS}/cpuset", FS
+
+
+Host = Callable[[Mapping[str, str], Path], Path]
 
 
 def cpus(text: str) -> Bitmap:
@@ -112,7 +116,7 @@ def v2(files: Mapping[str, str], root: Path) -> Path:
     ],
 )
 def test_where_kubelet_has_its_groups(
-    host, folders: list[str], cgroup_root: str, found: tuple[str, str] | None, tmp_path: Path
+    host: Host, folders: list[str], cgroup_root: str, found: tuple[str, str] | None, tmp_path: Path
 ) -> None:
     root = str(host({f"{folder}/": "" for folder in folders}, tmp_path))
     cgroups = find_cgroups(root, cgroup_root)
@@ -399,6 +403,18 @@ def test_groups_that_cannot_be_read_do_not_keep_others_from_it(tmp_path: Path) -
     ]
 
 
+def test_a_class_that_cannot_be_listed(tmp_path: Path) -> None:
+    cgroups = found(v1(CGROUPFS, tmp_path))
+    shutil.rmtree(tmp_path / V1 / "kubepods/burstable")
+    (tmp_path / V1 / "kubepods/burstable").symlink_to("burstable")
+    groups = read_groups(cgroups)
+    assert [pod.uid for pod in groups.pods] == [UID]
+    assert sorted(sentence.partition("kubepods/")[2] for sentence in groups.unread) == [
+        "burstable/cpuset.cpus: cannot be read: Too many levels of symbolic links",
+        "burstable: cannot be listed: Too many levels of symbolic links",
+    ]
+
+
 def test_kubepods_is_gone_when_it_is_read(tmp_path: Path) -> None:
     cgroups = replace(found(v1(CGROUPFS, tmp_path)), kubepods="gone")
     with pytest.raises(PinError, match=f"{V1}/gone: there is no such cgroup$"):
@@ -437,7 +453,7 @@ def test_before_kubelet_has_made_the_classes(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_cpuset_of_one_group(
-    host, files: dict[str, str], reading: tuple[str, ...], tmp_path: Path
+    host: Host, files: dict[str, str], reading: tuple[str, ...], tmp_path: Path
 ) -> None:
     top = {"kubepods/cpuset.cpus.effective": "0-7\n", "kubepods/cpuset.mems.effective": "0\n"}
     below = {f"kubepods/pod1/{name}": text for name, text in files.items()}
@@ -761,11 +777,26 @@ def test_a_pin_and_the_pool_and_back_again(node: Node, pin: Bitmap) -> None:
 def test_a_group_that_a_container_made_itself_is_narrowed_with_it(node: Node, pin: Bitmap) -> None:
     for path in ("", "/x", "/x/own", "/x/own/deep", "/x/far"):
         node.make(f"kubepods/podg{path}")
+    node.kernel.make("kubepods/podg/x/empty")
     inner = [node.add(f"kubepods/podg/x/{path}/task") for path in ("own/deep", "far")]
     for path in ("far/task", "far"):
         node.kernel.write(f"kubepods/podg/x/{path}", Bitmap(node.kernel.online) - pin)
     assert write_cpus(node.cgroups, node.name("kubepods/podg/x"), pin)
     assert [task.runs_on() for task in inner] == [pin] * 2
+
+
+def test_cpusets_that_systemd_has_switched_off_on_v2(node: Node, pin: Bitmap) -> None:
+    if node.kernel.version == 1:
+        pytest.skip("v1 has them always")
+    for path in ("kubepods/podg", "kubepods/podg/x"):
+        node.make(path)
+    task = node.add("kubepods/podg/x/task")
+    for path in ("kubepods/podg/x/task", "kubepods/podg/x", "kubepods/podg"):
+        (node.kernel.folder / path / "cgroup.subtree_control").write_text("-cpuset")
+    path = node.name("kubepods/podg/x/task")
+    assert read_cpuset(node.cgroups, path).effective_cpus == Bitmap(node.kernel.online)
+    assert write_cpus(node.cgroups, path, pin)
+    assert read_cpuset(node.cgroups, path).effective_cpus == task.runs_on() == pin
 
 
 def test_what_the_kernel_refuses(node: Node, pin: Bitmap) -> None:

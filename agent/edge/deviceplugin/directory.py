@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 from agent.core.registration import SocketId
 from agent.errors import KubeletError
@@ -45,3 +46,8 @@ def identify(path: Path) -> SocketId | None:
     except OSError as error:
         raise KubeletError(f"{path}: {error.strerror}") from error
     return status.st_ino, status.st_ctime_ns
+
+
+def to_target(path: Path) -> str:
+    """The path of a socket as gRPC wants it: a URI."""
+    return f"unix://{quote(os.fsencode(path))}"

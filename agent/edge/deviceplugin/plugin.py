@@ -27,7 +27,8 @@ from agent.core.offer import Allocation, Device
 from agent.core.placement import Refusal
 from agent.core.registration import Registration, Seen, SocketId, Step, after_attempt, next_step
 from agent.core.strict_json import printable
-from agent.edge.deviceplugin.directory import identify, keep_lock
+from agent.edge.deviceplugin.calls import RefusedError, answer_call
+from agent.edge.deviceplugin.directory import identify, keep_lock, to_target
 from agent.edge.deviceplugin.messages import to_allocation, to_response
 from agent.errors import KubeletError
 from agent.proto import deviceplugin_pb2 as pb
@@ -37,6 +38,8 @@ KUBELET_SOCKET: Final = "kubelet.sock"
 
 _LOOK_S: Final = 0.5
 """How often the plugin directory is looked at. Two calls of stat: cheaper than being told."""
+_LONGEST_PAUSE_S: Final = 10.0
+"""How seldom it is looked at where that fails."""
 _REGISTER_S: Final = 12.0
 """How long a registration may take: in it kubelet dials us, for up to 10 s."""
 _THREADS: Final = 8
@@ -103,8 +106,8 @@ class DevicePlugin:
         """Ends the stream and takes the socket away. Takes a second at most."""
         self._closing.set()
         self._begun.set()
-        if self._registering is not None:
-            self._registering.cancel()
+        if (registering := self._registering) is not None:
+            registering.cancel()
         self._watcher.join(1.0)
         self._stop_server()
         if self._lock is not None:
@@ -114,17 +117,17 @@ class DevicePlugin:
 
     def _watch(self) -> None:
         state = Registration()
-        trouble = None
+        trouble, pause_s = None, _LOOK_S
         self._begun.wait()
         while not self._closing.is_set():
             try:
                 state = self._take_step(state)
-                trouble = None
+                trouble, pause_s = None, _LOOK_S
             except Exception as error:
                 if str(error) != trouble:
                     log.error("plugin directory", path=self._directory, reason=error)
-                trouble = str(error)
-            self._closing.wait(_LOOK_S)
+                trouble, pause_s = str(error), min(2 * pause_s, _LONGEST_PAUSE_S)
+            self._closing.wait(pause_s)
 
     def _take_step(self, state: Registration) -> Registration:
         """Steps until there is nothing to do but wait."""
@@ -136,6 +139,8 @@ class DevicePlugin:
                 return state
             if step is Step.REGISTER:
                 problem = self._register()
+                if self._closing.is_set():
+                    return state
                 now_s = time.monotonic()
                 state = after_attempt(state, seen, now_s, problem is None, random.random())
                 self._report(problem, state)
@@ -166,7 +171,7 @@ class DevicePlugin:
             resource_name=self._resource,
             options=_OPTIONS,
         )
-        target = f"unix:{self._directory / KUBELET_SOCKET}"
+        target = to_target(self._directory / KUBELET_SOCKET)
         with grpc.insecure_channel(target, options=_CHANNEL_OPTIONS) as channel:
             call = channel.unary_unary(
                 f"/{VERSION}.Registration/Register",
@@ -174,6 +179,8 @@ class DevicePlugin:
                 response_deserializer=pb.Empty.FromString,
             )
             self._registering = call.future(request, timeout=_REGISTER_S)
+            if self._closing.is_set():
+                self._registering.cancel()
             try:
                 self._registering.result()
             except grpc.FutureCancelledError:
@@ -197,7 +204,8 @@ class DevicePlugin:
         """Serves on a socket of a new name: kubelet may still be forgetting the old one."""
         self._stop_server()
         for stale in self._directory.glob("numalet-*.sock"):
-            stale.unlink(missing_ok=True)
+            with suppress(IsADirectoryError):
+                stale.unlink(missing_ok=True)
         path = self._directory / f"numalet-{uuid.uuid4().hex[:8]}.sock"
         server = grpc.server(
             futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="rpc"),
@@ -208,9 +216,10 @@ class DevicePlugin:
         )
         server.add_generic_rpc_handlers([self._handlers()])
         try:
-            server.add_insecure_port(f"unix:{path}")
+            server.add_insecure_port(to_target(path))
         except RuntimeError as error:
-            raise KubeletError(f"{path}: cannot listen there: {error}") from error
+            server.stop(None)
+            raise KubeletError(f"{self._directory}: cannot listen there") from error
         server.start()
         identity = identify(path)
         if identity is None:
@@ -234,15 +243,13 @@ class DevicePlugin:
     def _handlers(self) -> grpc.GenericRpcHandler:
         def unary(name: str, answer: Callable[[Any], Any], request: Any, response: Any) -> Any:
             return grpc.unary_unary_rpc_method_handler(
-                _timed(name, answer, self._answers.on_rpc),
-                request_deserializer=request.FromString,
+                answer_call(name, request, answer, self._answers.on_rpc),
                 response_serializer=response.SerializeToString,
             )
 
-        methods = {
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "ListAndWatch": grpc.unary_stream_rpc_method_handler(
                 self._list_and_watch,
-                request_deserializer=pb.Empty.FromString,
                 response_serializer=pb.ListAndWatchResponse.SerializeToString,
             )
         }
@@ -268,7 +275,7 @@ class DevicePlugin:
     # --- the RPCs ---------------------------------------------------------------------------------
 
     def _list_and_watch(
-        self, request: pb.Empty, context: grpc.ServicerContext
+        self, request: bytes, context: grpc.ServicerContext
     ) -> Iterator[pb.ListAndWatchResponse]:
         """All devices now, and all of them again whenever one changed."""
         with self._changed:
@@ -327,7 +334,7 @@ class DevicePlugin:
             allocation = self._answers.allocate(asked.devices_ids)
             if isinstance(allocation, Refusal):
                 log.warning("allocation refused", reason=allocation.reason)
-                raise _RefusedError(allocation.reason)
+                raise RefusedError(allocation.reason)
             response.container_responses.append(to_allocation(allocation))
         return response
 
@@ -343,27 +350,3 @@ def _options(request: pb.Empty) -> pb.DevicePluginOptions:
 
 def _pre_start(request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
     return pb.PreStartContainerResponse()
-
-
-def _timed(
-    method: str, answer: Callable[[Any], Any], on_rpc: Callable[[str, float, str], None]
-) -> Callable[[Any, grpc.ServicerContext], Any]:
-    """The handler that also tells how long it took and how it ended."""
-
-    def timed(request: Any, context: grpc.ServicerContext) -> Any:
-        start, code = time.perf_counter(), grpc.StatusCode.UNKNOWN
-        try:
-            response = answer(request)
-            code = grpc.StatusCode.OK
-        except _RefusedError as refused:
-            code = grpc.StatusCode.INVALID_ARGUMENT
-            context.abort(code, str(refused))
-        finally:
-            on_rpc(method, time.perf_counter() - start, code.name)
-        return response
-
-    return timed
-
-
-class _RefusedError(Exception):
-    """Kubelet asked for what cannot be."""
