@@ -17,7 +17,7 @@ from agent.core.offer import GPUS_KEY, Holding
 from agent.core.placement import MemoryRule, Refusal
 from agent.core.podfacts import Memory, read_facts
 from agent.core.pool import GroupPod, Qos
-from agent.core.request import Demand
+from agent.core.request import PIN_KEY, Demand
 from agent.core.runtime import (
     Cpuset,
     OnUnsatisfied,
@@ -189,7 +189,7 @@ class Books:
 
         The runtime also lists sandboxes that have ended; nothing runs in them.
         """
-        busy = {container.pod_id for container in containers}
+        busy = {one.pod_id for one in containers if one.stage is not Stage.STOPPED}
         self.see([pod for pod in pods if pod.pid or pod.id in busy], containers)
         with self._lock:
             if self._node is None or self._rules.observe_only:
@@ -216,7 +216,8 @@ class Books:
             if self._node is None or self._rules.observe_only:
                 return None
             self._settle()
-            reason = self._refused.get(pod.uid)
+            asks = pod.annotations.get(PIN_KEY) == "required"
+            reason = self._refused.get(pod.uid) if asks else None
             cpuset = None if reason else self._cpuset(container)
             if cpuset is not None:
                 self._note_cpuset(container, cpuset)
@@ -235,12 +236,15 @@ class Books:
         """A pinned container keeps its CPUs, whoever asks for what."""
         with self._lock:
             known = self._containers.get(container.id)
-            if known is None or self._rules.observe_only or not _may_update(known):
+            if known is None or self._ledger is None or not _may_update(known):
+                return None
+            if self._rules.observe_only:
                 return None
             return self._cpuset(known)
 
     def on_start(self, container_id: str) -> None:
         self._set_stage(container_id, Stage.RUNNING)
+        self._ring()
 
     def on_stop(self, container_id: str) -> None:
         self._set_stage(container_id, Stage.STOPPED)

@@ -56,6 +56,7 @@ class Pinning:
         self._done: int | None = None
         self._checked_s = float("-inf")
         self._names: frozenset[str] = frozenset()
+        self._pinned: frozenset[str] = frozenset()
 
     def on_connection(self, connected: bool) -> None:
         """Whether the container runtime asks us."""
@@ -73,6 +74,8 @@ class Pinning:
             "" if config.kubelet_url else "no NRI socket, and no kubelet_url tells what pods ask"
         )
         self._troubles.tell("nothing is pinned", blind)
+        if blind:
+            return  # what is known stays
         groups = self._troubles.attempt("cgroups", partial(read_groups, self._cgroups), None)
         if groups is not None:
             self._names = self._list_pods(self._cgroups)
@@ -96,11 +99,12 @@ class Pinning:
             return
         if turn == self._done and now_s - self._checked_s < _VERIFY_S:
             return
-        carry = partial(carry_out, self._cgroups, self._books, self._path is Path.NRI)
+        by_runtime = self._path is Path.NRI
+        carry = partial(carry_out, self._cgroups, self._books, by_runtime, self._pinned)
         outcome = self._troubles.attempt("cgroups", carry, None)
         if outcome is None:
             return
-        self._done, self._checked_s = turn, now_s
+        self._done, self._checked_s, self._pinned = turn, now_s, outcome.pinned
         self._troubles.tell("cpusets", "; ".join(outcome.troubles))
         for name in outcome.drifted:
             log.warning("drift repaired", container=name)
@@ -126,17 +130,21 @@ class Pinning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`drifted` are pinned containers that had other CPUs or memory nodes, `writes` how many groups
-    were written, `troubles` sentences about what could not be."""
+    """`pinned` are the ids of containers that have their CPUs, `drifted` those that had lost them,
+    `writes` how many groups were written, `troubles` sentences about what could not be."""
 
+    pinned: frozenset[str] = frozenset()
     drifted: tuple[str, ...] = ()
     writes: int = 0
     troubles: tuple[str, ...] = ()
 
 
-def carry_out(cgroups: Cgroups, books: Books, by_runtime: bool) -> Outcome:
+def carry_out(
+    cgroups: Cgroups, books: Books, by_runtime: bool, before: frozenset[str] = frozenset()
+) -> Outcome:
     """Makes the cgroups what they should be. `by_runtime`: containers get their pins from the
-    runtime when they are created, and are written here only when they lost them.
+    runtime when they are created, and are written here only when they lost them. `before` are those
+    that had their pins when they were looked at last.
 
     Raises PinError if kubepods cannot be read.
     """
@@ -147,20 +155,18 @@ def carry_out(cgroups: Cgroups, books: Books, by_runtime: bool) -> Outcome:
     online = ledger.layout.machine.cpus
     settled = frozenset(one.container.id for one in pinned if _is_settled(one, by_runtime))
     drift = find_drift(groups, pods, online).keys() & settled
-    writes = plan_writes(
-        groups,
-        pods,
-        ledger.shared_pool,
-        online,
-        write_pins=not by_runtime or (bool(drift) and len(settled) == len(pinned)),
-    )
+    write_pins = not by_runtime or (bool(drift) and len(settled) == len(pinned))
+    writes = plan_writes(groups, pods, ledger.shared_pool, online, write_pins=write_pins)
+    known = settled if by_runtime else before
     errors = list(apply_writes(cgroups, writes))
     paths = {one.id: one.path for pod in groups.pods for one in pod.containers}
     here = [one for one in pinned if one.container.id in settled and one.container.id in paths]
     strayed = {one.container.id for one in here if _bind(cgroups, paths, one, errors)}
     _lift(cgroups, groups, [one for one in here if one.cpuset.lift_quota], paths, errors)
+    lost = (drift | strayed if write_pins else strayed) & known
     return Outcome(
-        drifted=tuple(one.name for one in here if one.container.id in drift | strayed),
+        pinned=frozenset(one.container.id for one in here),
+        drifted=tuple(one.name for one in here if one.container.id in lost),
         writes=len(writes),
         troubles=tuple(map(str, (*groups.unread, *errors))),
     )

@@ -685,17 +685,35 @@ QUIET: dict[str, Event] = {
     "an update": lambda desk, pod: desk.books.on_update(pod, container_of(pod, 4, [2]), None),
     "looking": lambda desk, _: (desk.books.group_pods(), desk.books.pinned(), desk.books.ledger),
 }
-SILENT = {"a start", "a reserved CPU that was held"}
-"""Nothing is to be decided after a start; a pass is the pass itself."""
+PASSES = {"a reserved CPU that was held"}
+"""What a pass itself finds."""
 
 
 @pytest.mark.parametrize("name", TURNS | QUIET)
 def test_the_turn_counts_what_happens(desk: Desk, name: str) -> None:
     desk.run_one("a", 4, [2])
-    turn, rings = desk.books.turn, len(desk.rings)
+    turn = desk.books.turn
     (TURNS | QUIET)[name](desk, pod_of("a", 4))
     assert (desk.books.turn > turn) is (name in TURNS)
-    assert (len(desk.rings) > rings) is (name in TURNS.keys() - SILENT)
+
+
+RINGS = [
+    pytest.param(
+        name,
+        marks=pytest.mark.xfail(strict=True, reason="its pod's quota is lifted at the next tick")
+        if name == "a start"
+        else (),
+    )
+    for name in TURNS | QUIET
+]
+
+
+@pytest.mark.parametrize("name", RINGS)
+def test_what_the_cgroups_are_to_follow_rings(desk: Desk, name: str) -> None:
+    desk.run_one("a", 4, [2])
+    rings = len(desk.rings)
+    (TURNS | QUIET)[name](desk, pod_of("a", 4))
+    assert (len(desk.rings) > rings) is (name in TURNS.keys() - PASSES)
 
 
 def test_seeing_the_same_again_is_no_news(desk: Desk) -> None:
@@ -789,7 +807,7 @@ def test_callbacks_from_many_threads_while_a_pass_settles(desk: Desk) -> None:
             desk.books.settle(NODE, Rules())
             look(desk.books)
 
-    lives: list[Callable[[], None]] = [lambda one=one: one.live(40) for one in runtimes]  # type: ignore[misc]
+    lives: list[Callable[[], None]] = [lambda one=one: one.live(40) for one in runtimes]
     for error in run_all(settle, *lives):
         raise error
     desk.books.settle(NODE, Rules())

@@ -6,6 +6,7 @@ truth: nothing is placed before all of it has what it runs on.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from agent.core.bitmap import Bitmap
 from agent.core.layout import Layout
@@ -45,32 +46,105 @@ class Refused:
     reason: str
 
 
-def adopt_all(ledger: Ledger, facts: Sequence[PodFact]) -> tuple[Ledger, set[str], list[Refused]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Claim:
+    """What a pod keeps: `found` are the CPUs of containers that have theirs, `own` are all that it
+    holds or runs on."""
+
+    fact: PodFact
+    found: Held
+    own: Bitmap
+    prior: tuple[Grant, ...]
+
+
+def adopt_all(
+    ledger: Ledger,
+    facts: Sequence[PodFact],
+    before: Mapping[str, tuple[Grant, ...]] = MappingProxyType({}),
+) -> tuple[Ledger, set[str], list[Refused]]:
     """The ledger with the pods that already run pinned as they may be, their uids, and those that
-    have no room for their other containers.
+    have no room for their other containers. So are pods that held something `before`, by uid, and
+    whose containers are others now: what they held stays theirs.
 
     What runs comes first: containers that do not run, before their start or after their end, get
     theirs when all those that do have what they run on.
     """
-    running: list[PodFact] = []
+    claims: list[_Claim] = []
     free, gpus = ledger.free_cpus, {key for grant in ledger.grants for key in grant.gpus}
     for fact in facts:
-        own = {key for keys in fact.given.values() for key in keys}
-        if not own & gpus and _runs_as_asked(ledger.layout, fact) and _claims(fact) <= free:
-            running.append(fact)
-            free, gpus = free - _claims(fact), gpus | own
+        taken = {key for keys in fact.given.values() for key in keys}
+        claim = None if taken & gpus else _claim(ledger, fact, before.get(fact.demand.uid, ()))
+        if claim is not None and claim.own <= free and _leaves_a_core(ledger, free - claim.own):
+            claims.append(claim)
+            free, gpus = free - claim.own, gpus | taken
+    ledger, left, free = _complete_all(ledger, claims, free)
+    kept = {claim.fact.demand.uid for claim in claims} - {one.fact.demand.uid for one in left}
     cramped: list[Refused] = []
-    for fact in running:
-        found = {name: pin.cpus for name, pin in fact.pinned.items()}
-        cpus = _complete(ledger, fact, found, free)
-        grants = _adopted(ledger.layout, fact, cpus or found)
-        if cpus is None:
-            grants = tuple(replace(grant, placed=False) for grant in grants)
+    for claim in left:
+        demand = claim.fact.demand
+        if claim.fact.pinned:  # else nothing of it runs, and it is placed anew
+            grants = _adopted(ledger.layout, claim, claim.found)
+            ledger = ledger.with_grants(replace(grant, placed=False) for grant in grants)
             why = "its other containers have no room beside those that run"
-            cramped.append(Refused(uid=fact.demand.uid, pod=fact.demand.pod, reason=why))
-        free -= union((cpus or found).values())
-        ledger = ledger.with_grants(grants)
-    return ledger, {fact.demand.uid for fact in running}, cramped
+            cramped.append(Refused(uid=demand.uid, pod=demand.pod, reason=why))
+            kept.add(demand.uid)
+    return ledger, kept, cramped
+
+
+def _complete_all(
+    ledger: Ledger, claims: Sequence[_Claim], free: Bitmap
+) -> tuple[Ledger, list[_Claim], Bitmap]:
+    """The ledger with those that have room for all their containers, the others, and what is free.
+
+    What one gives back may be what another needs, so they are tried until that helps nobody.
+    """
+    left = list(claims)
+    while True:
+        waiting, left = left, []
+        for claim in waiting:
+            cpus = _complete(ledger, claim, free)
+            if cpus is None:
+                left.append(claim)
+            else:
+                free = (free | claim.own) - union(cpus.values())
+                ledger = ledger.with_grants(_adopted(ledger.layout, claim, cpus))
+        if len(left) in (0, len(waiting)):
+            return ledger, left, free
+
+
+def _claim(ledger: Ledger, fact: PodFact, prior: tuple[Grant, ...]) -> _Claim | None:
+    """What the pod keeps, None for one that is to be placed as if it were new."""
+    demand, layout = fact.demand, ledger.layout
+    if isinstance(demand, Invalid):
+        return None
+    held = {grant.container: grant.cpus for grant in prior if grant.cpus}
+    pins = {name: pin.cpus for name, pin in fact.pinned.items()}
+    if not demand.pinned:
+        stays = _same_gpus(fact, prior) or _runs_as_asked(layout, fact)
+        own = union(_decided(demand).values()) | union(pins.values())
+        return _Claim(fact=fact, found=pins, own=own, prior=prior) if stays else None
+    if not _runs_as_asked(layout, fact):
+        moved = any(fact.given.values()) and not _same_gpus(fact, prior)
+        if moved or not held or not _keeps_policy(layout, fact, union(held.values())):
+            return None
+        pins = {}
+    asked = {container.name: container.cpus for container in demand.containers}
+    same = {name: cpus for name, cpus in held.items() if len(cpus) == asked.get(name)}
+    found = pins if clashes(demand.containers, same | pins) else same | pins
+    own = union(held.values()) | union(pins.values())
+    return _Claim(fact=fact, found=found, own=own, prior=prior)
+
+
+def _same_gpus(fact: PodFact, prior: tuple[Grant, ...]) -> bool:
+    """Whether a pod without CPUs holds what it held before, in whatever containers."""
+    had = {key for grant in prior for key in grant.gpus}
+    return bool(had) and had == {key for keys in fact.given.values() for key in keys}
+
+
+def _leaves_a_core(ledger: Ledger, free: Bitmap) -> bool:
+    """Whether the shared pool keeps one, where none is reserved: nobody was given the last one."""
+    cores = last_cores(ledger, free)
+    return cores is None or any(cores)
 
 
 def _runs_as_asked(layout: Layout, fact: PodFact) -> bool:
@@ -84,30 +158,23 @@ def _runs_as_asked(layout: Layout, fact: PodFact) -> bool:
         return bool(demand.decided_cpus) and found.keys() <= _decided(demand).keys()
     asked = {container.name: container.cpus for container in demand.containers}
     sizes = all(len(cpus) == asked.get(name) for name, cpus in found.items())
-    return sizes and not clashes(demand.containers, found) and _keeps_policy(layout, fact)
+    if not sizes or clashes(demand.containers, found):
+        return False
+    return _keeps_policy(layout, fact, union(found.values()))
 
 
-def _keeps_policy(layout: Layout, fact: PodFact) -> bool:
-    """Whether a pod whose policy is strict runs on the nodes of its GPUs; a scheduler may have
-    decided otherwise."""
+def _keeps_policy(layout: Layout, fact: PodFact, cpus: Bitmap) -> bool:
+    """Whether a pod whose policy is strict has these CPUs on the nodes of its GPUs; a scheduler may
+    have decided otherwise."""
     demand = fact.demand
     assert isinstance(demand, Demand)
     if demand.decided_cpus or demand.policy is Policy.BEST_EFFORT:
         return True
     gpus = layout.places(key for keys in fact.given.values() for key in keys)
-    cpus = union(pin.cpus for pin in fact.pinned.values())
     wide = layout.seats_of(gpus, cpus)
     if demand.policy is Policy.SINGLE_NUMA_NODE:
         return len(wide) == 1
     return not gpus or wide == layout.seats_of(gpus)
-
-
-def _claims(fact: PodFact) -> Bitmap:
-    """The CPUs that an adopted pod holds for certain: what it runs on, and what is decided."""
-    demand = fact.demand
-    assert isinstance(demand, Demand)
-    decided = EMPTY if demand.pinned else union(_decided(demand).values())
-    return decided | union(pin.cpus for pin in fact.pinned.values())
 
 
 def _decided(demand: Demand) -> Held:
@@ -117,35 +184,46 @@ def _decided(demand: Demand) -> Held:
     return {name: cpus for name in names if (cpus := decided.get("") or decided.get(name))}
 
 
-def _complete(ledger: Ledger, fact: PodFact, found: Held, free: Bitmap) -> Held | None:
-    """The CPUs of all containers of a pod that runs pinned: those found, and for the others some
-    beside them; None if there are not enough. BestEffort takes them from further nodes too."""
-    demand = fact.demand
+def _complete(ledger: Ledger, claim: _Claim, free: Bitmap) -> Held | None:
+    """The CPUs of all containers of a pod: those found, and for the others some of its own, else
+    some beside them; None if there are not enough. BestEffort takes them from further nodes too,
+    and so does Restricted where no GPUs hold it to some."""
+    fact, demand = claim.fact, claim.fact.demand
     assert isinstance(demand, Demand)
     if not demand.pinned:
-        return _decided(demand) | found
+        return _decided(demand) | claim.found
     layout = ledger.layout
     gpus = {name: layout.places(keys) for name, keys in fact.given.items()}
-    taken = union(found.values())
-    seats = layout.seats_of(union(gpus.values()), taken)
+    every = union(gpus.values())
+    seats = layout.seats_of(every, claim.own)
+    chosen = {name: cpus for name, cpus in _decided(demand).items() if cpus <= free | claim.own}
+    found = chosen | claim.found
+    found = claim.found if clashes(demand.containers, found) else found
+    of_own = share_cpus(layout, demand.containers, seats, claim.own, gpus, claim.found)
+    if of_own is not None and found == claim.found:
+        return of_own
     wider = [seats]
-    if demand.policy is Policy.BEST_EFFORT:
+    if demand.policy is Policy.BEST_EFFORT or (demand.policy is Policy.RESTRICTED and not every):
         wider += nearest_first(layout, seats)
     cores = last_cores(ledger, free)
     for candidate in wider:
-        usable = (free - withheld(cores, candidate, free)) | taken
+        usable = (free - withheld(cores, candidate, free)) | claim.own | union(found.values())
         cpus = share_cpus(layout, demand.containers, candidate, usable, gpus, found)
         if cpus is not None:
             return cpus
     return None
 
 
-def _adopted(layout: Layout, fact: PodFact, cpus: Held) -> tuple[Grant, ...]:
-    demand = fact.demand
+def _adopted(layout: Layout, claim: _Claim, cpus: Held) -> tuple[Grant, ...]:
+    fact, demand = claim.fact, claim.fact.demand
     assert isinstance(demand, Demand)
     mems = union(pin.mems for pin in fact.pinned.values())
+    mems = mems or union(grant.mems for grant in claim.prior)
     size = (demand.memory_bytes or 0) if mems else 0
-    return make_grants(layout, demand, demand.uid, fact.given, cpus, mems, size)
+    given = fact.given
+    if not any(given.values()):
+        given = {grant.container: grant.gpus for grant in claim.prior}
+    return make_grants(layout, demand, demand.uid, given, cpus, mems, size)
 
 
 def make_grants(

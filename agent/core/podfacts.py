@@ -127,7 +127,7 @@ def _given(
     given = {name: tuple(keys.get(one, one) for one in ids) for name, ids in devices.items()}
     for container in containers:
         if text := container.annotations.get(GPUS_KEY):
-            given[container.name] = tuple(dict.fromkeys(text.split(",")))
+            given[container.name] = tuple(dict.fromkeys(filter(None, text.split(","))))
     return given
 
 
@@ -181,9 +181,12 @@ def _container_amount(container: RuntimeContainer, gpus: int) -> _Amount:
     """What a container has. One with a cpuset and without a quota is pinned, and its quota, which
     was its request, lifted."""
     amount = _amount(container.cpu_time, container.memory_bytes, gpus)
-    if container.cpus and not amount.limit_milli:
-        return replace(amount, limit_milli=amount.request_milli)
-    return amount
+    if not container.cpus or amount.limit_milli:
+        return amount
+    milli = amount.request_milli
+    if (container.cpu_time.shares or 0) >= _MOST_SHARES:
+        milli = max(milli, 1000 * len(container.cpus))
+    return replace(amount, request_milli=milli, limit_milli=milli)
 
 
 def _amount(time: CpuTime, memory_bytes: int | None, gpus: int) -> _Amount:

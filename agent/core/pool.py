@@ -272,11 +272,11 @@ def _inherits(scene: _Scene, aim: _Aim) -> bool:
 
 
 def _order(scene: _Scene, wrong: Sequence[_Aim]) -> list[Write]:
-    """First every group gets what it will have beside what it has, on v1 from the top down; then,
-    from the bottom up, what it should have. `wrong` is from the top down.
+    """First groups get what they will have beside what they have, on v1 from the top down; then,
+    from the bottom up, what they should have. `wrong` is from the top down.
 
-    Whose set does not count, as the group above has none of it, would change when that is widened:
-    on v2, where nothing is refused, it is written before.
+    On v2 nothing is refused, but a group that has no set, or one that does not count as the group
+    above has none of it, would follow when that is widened: it is written before.
     """
     writes: list[Write] = []
     free = [aim for aim in wrong if _inherits(scene, aim)]
@@ -295,11 +295,11 @@ def _order(scene: _Scene, wrong: Sequence[_Aim]) -> list[Write]:
 
 
 def _must_widen(scene: _Scene, aim: _Aim) -> bool:
-    """Whether somebody below needs it; on v2 also whether it would follow the group above it."""
+    """On v1 whether somebody below needs it; on v2 whether it would follow the group above it."""
     if scene.version == 1:
         return bool(aim.children) and not aim.want <= aim.own
     above = _above(aim)
-    return not aim.want <= aim.now or not above.want <= above.now
+    return not above.want <= above.now
 
 
 def _write(writes: list[Write], aim: _Aim, cpus: Bitmap) -> None:

@@ -91,11 +91,17 @@ def settle(
         for uid, grants in before.items()
     }
     if layout is not ledger.layout or any(doubts.values()):
-        kept = tuple(grant for grant in ledger.grants if not doubts[grant.uid])
-        ledger = Ledger(layout=layout, reserved=ledger.reserved, grants=kept)
+        sure = tuple(grant for grant in ledger.grants if not doubts[grant.uid])
+        ledger = Ledger(layout=layout, reserved=ledger.reserved, grants=sure)
     new = [fact for uid, fact in of_pod.items() if doubts.get(uid, _NEW)]
-    ledger, adopted, cramped = adopt_all(ledger, new)
-    waiting = [fact for fact in new if fact.demand.uid not in adopted]
+    doubted = {
+        uid: grants
+        for uid, grants in before.items()
+        if doubts[uid] and all(grant.placed for grant in grants)
+    }
+    ledger, kept, cramped = adopt_all(ledger, new, doubted)
+    waiting = [fact for fact in new if fact.demand.uid not in kept]
+    adopted = {uid for uid in kept if _runs_on(of_pod[uid], ledger.of_pod(uid))}
     ledger, refused, notes = _place_all(ledger, waiting, memory)
     after = {uid: pod.grants for uid, pod in ledger.pods.items()}
     changes = [
@@ -105,6 +111,12 @@ def settle(
     ]
     refused = tuple(sorted((*cramped, *refused), key=lambda one: one.uid))
     return Settlement(ledger=ledger, changes=tuple(changes), refused=refused, notes=notes)
+
+
+def _runs_on(fact: PodFact, grants: tuple[Grant, ...]) -> bool:
+    """Whether the pod runs pinned, on just what it holds."""
+    cpus = {grant.container: grant.cpus for grant in grants}
+    return bool(fact.pinned) and all(cpus.get(n) == pin.cpus for n, pin in fact.pinned.items())
 
 
 _NEW = "it is new"
@@ -142,13 +154,24 @@ def _doubt(
         return f"CPUs {lost} are reserved now"
     held = {grant.container: grant.gpus for grant in grants}
     for container, keys in fact.given.items():
-        if set(keys) != set(held.get(container, ())):
+        if keys and set(keys) != set(held.get(container, ())):
             return f"kubelet gave container {container} other GPUs"
     if not all(grant.placed for grant in grants):
         return "it was refused"
     if demand.pinned and not cpus:
         return "it is not pinned yet"
-    return _doubt_sizes(demand, grants) if demand.pinned and not demand.decided_cpus else None
+    if not demand.pinned:
+        return None
+    return _doubt_decided(demand, grants) if demand.decided_cpus else _doubt_sizes(demand, grants)
+
+
+def _doubt_decided(demand: Demand, grants: tuple[Grant, ...]) -> str | None:
+    """Whether a pod with a scheduler's decision has a container more than it had."""
+    held = {grant.container for grant in grants if grant.cpus}
+    for container in demand.containers:
+        if container.name not in held:
+            return f"container {container.name} is new"
+    return None
 
 
 def _doubt_sizes(demand: Demand, grants: tuple[Grant, ...]) -> str | None:

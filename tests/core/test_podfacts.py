@@ -1058,6 +1058,19 @@ WRONG = {
         held={"a": 4},
         gpus={"a": "GPU-0 GPU-1"},
     ),
+    "the total is not told, and a container with a GPU is away": Story(
+        moments=(
+            Moment(
+                pods=(sandbox(None),),
+                containers=(ONE,),
+                devices={"ns/a": {"main": ("dev-0",)}},
+                restart=True,
+            ),
+        ),
+        cpus={"a/one": "2-3"},
+        held={"a": 2},
+        gpus={"a": "GPU-0"},
+    ),
     "somebody debugs a pod that runs": Story(
         moments=(
             Moment(pods=(sandbox(2),), containers=(ONE,)),
@@ -1181,7 +1194,8 @@ def test_what_should_be_held_after(story: Story) -> None:
 
 NODES = [
     TWO,
-    build((2, 3), (1, 2), (0, 2), seatless=1),
+    build((2, 6), (2, 6)),
+    build((2, 3), (1, 2), (0, 4), seatless=1),
     build((1, 4), (1, 2), (1, 3), threads=1, faulty=[2]),
     build((0, 8)),
 ]
@@ -1259,12 +1273,14 @@ class Pod:
 
 
 @st.composite
-def pods(draw: st.DrawFn, uid: str, known: bool, gpus: int, spared: frozenset[str]) -> Pod:
+def pods(
+    draw: st.DrawFn, uid: str, known: bool, gpus: int, spared: frozenset[str], totals: bool
+) -> Pod:
     """Pods of up to four containers with at most so many GPUs; most want to be pinned."""
     pinned = draw(st.integers(0, 3)) > 0
     roles = draw(st.lists(st.sampled_from([INIT, SIDECAR]), max_size=2))
     roles += [APP] * draw(st.integers(1, 2))
-    if pinned and INIT in roles and INIT_GPUS in spared:
+    if pinned and BARE_GPUS in spared and (INIT in roles or not totals):
         gpus = 0
     containers = []
     for at, role in enumerate(roles):
@@ -1289,7 +1305,7 @@ def pods(draw: st.DrawFn, uid: str, known: bool, gpus: int, spared: frozenset[st
 WAITING = "pods that are refused wait for room"
 TOGETHER = "what happens is not settled at once"
 MINDING = "pods mind whom they meet on a node"
-INIT_GPUS = "init containers and GPUs in one pod"
+BARE_GPUS = "GPUs are still to come, and no CPUs that are known"
 SPANNING = "Restricted pods without GPUs"
 NEVER, ALWAYS, BY_AND_BY = "never", "always", "by and by"
 
@@ -1309,24 +1325,24 @@ class Life(RuleBasedStateMachine):
     spared: frozenset[str] = frozenset()
 
     @initialize(
+        data=st.data(),
         machine=st.sampled_from(NODES) | random_machines(most_nodes=3, most_gpus=3),
         reserved=st.integers(0, 2),
-        known=st.data(),
         totals=st.integers(0, 3),
         warn=st.booleans(),
         period_us=st.sampled_from([100_000, 5_000]),
     )
     def boot(
         self,
+        data: st.DataObject,
         machine: Machine,
         reserved: int,
-        known: st.DataObject,
         totals: int,
         warn: bool,
         period_us: int,
     ) -> None:
         self.machine, self.warn, self.period_us = machine, warn, period_us
-        self.known = known.draw(st.sampled_from(self.knows))
+        self.known = data.draw(st.sampled_from(self.knows))
         self.totals = totals > 0
         self.reserved = Bitmap(sorted(machine.cpus)[:reserved])
         self.keys = {f"dev-{at}": key(gpu) for at, gpu in enumerate(machine.gpus)}
@@ -1336,16 +1352,24 @@ class Life(RuleBasedStateMachine):
         self.specs: dict[str, dict[str, object]] = {}
         self.count = 0
         self.start_agent()
+        for near in range(data.draw(st.integers(1, 3))):
+            self.admit(data, data.draw(st.integers(0, 9)), near)
+        self.go_on(data, 8)
 
     # What kubelet and the runtime do.
 
-    @rule(data=st.data(), first=st.integers(0, 9), near=st.integers(0, 60), steps=st.integers(0, 5))
+    @rule(data=st.data(), first=st.integers(0, 9), near=st.integers(0, 60), steps=st.integers(0, 8))
     @precondition(lambda self: len(self.pods) < 5)
     def arrive(self, data: st.DataObject, first: int, near: int, steps: int) -> None:
+        self.admit(data, first, near)
+        self.go_on(data, steps)
+
+    def admit(self, data: st.DataObject, first: int, near: int) -> None:
+        """Kubelet takes a pod; the first sign of its uid says where it is in order."""
         self.count += 1
         uid = f"{first}-{self.count}"
         free = self.free_devices(near)
-        pod = data.draw(pods(uid, self.known == ALWAYS, len(free), self.spared))
+        pod = data.draw(pods(uid, self.known == ALWAYS, len(free), self.spared, self.totals))
         reusable: list[str] = []
         for container in pod.containers:
             taken = [*reusable, *(one for one in free if one not in reusable)][: container.gpus]
@@ -1356,7 +1380,6 @@ class Life(RuleBasedStateMachine):
                 pod.devices[container.name] = tuple(taken)
         self.pods[uid] = pod
         self.may_settle(data)
-        self.go_on(data, steps)
 
     def free_devices(self, near: int) -> list[str]:
         """Those that kubelet has given to nobody, one node's first."""
@@ -1367,13 +1390,17 @@ class Life(RuleBasedStateMachine):
         free = [name for name in sound if name not in given]
         return sorted(free, key=lambda name: abs((self.node_of[name] or 0) - near))
 
-    @rule(data=st.data(), steps=st.integers(1, 5))
+    @rule(data=st.data(), steps=st.integers(1, 8))
     @precondition(lambda self: self.pods)
     def go_on(self, data: st.DataObject, steps: int) -> None:
-        """Kubelet creates and starts some containers."""
+        """Kubelet creates containers, init containers do their work."""
         for _ in range(steps):
-            if ready := sorted(uid for uid, pod in self.pods.items() if pod.next()):
+            ready = sorted(uid for uid, pod in self.pods.items() if pod.next())
+            busy = [box for box in self.boxes(RUNNING) if box.asked.role is INIT]
+            if ready and (not busy or data.draw(st.booleans())):
                 self.create(self.pods[data.draw(st.sampled_from(ready))])
+            elif busy:
+                self.end(data, data.draw(st.sampled_from(busy)), well=True)
             if data.draw(st.booleans()):
                 for box in self.boxes(CREATED):
                     box.stage = RUNNING
@@ -1394,9 +1421,11 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data(), well=st.booleans())
     @precondition(lambda self: self.boxes(CREATED, RUNNING))
     def stop(self, data: st.DataObject, well: bool) -> None:
-        box = data.draw(st.sampled_from(self.boxes(CREATED, RUNNING)))
-        (pod,) = (pod for pod in self.pods.values() if box in pod.boxes)
+        self.end(data, data.draw(st.sampled_from(self.boxes(CREATED, RUNNING))), well)
+
+    def end(self, data: st.DataObject, box: Box, well: bool) -> None:
         box.stage = STOPPED
+        (pod,) = (pod for pod in self.pods.values() if box in pod.boxes)
         if well and box.asked.role is INIT:
             pod.over.add(box.asked.name)
         self.may_settle(data)
@@ -1429,7 +1458,6 @@ class Life(RuleBasedStateMachine):
     # What becomes of the agent, and of what it knows.
 
     @rule()
-    @precondition(lambda self: self.pods)
     def agent_starts_anew(self) -> None:
         self.start_agent()
 
@@ -1589,7 +1617,7 @@ class KnownLife(Life):
 class SparedLife(Life):
     """Without what is known to go wrong."""
 
-    spared = frozenset({WAITING, TOGETHER, MINDING, INIT_GPUS, SPANNING})
+    spared = frozenset({WAITING, TOGETHER, MINDING, BARE_GPUS, SPANNING})
 
 
 TestKnownLife, TestSparedLife = KnownLife.TestCase, SparedLife.TestCase

@@ -962,7 +962,6 @@ WRONG = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="known faults, one a case")
 @pytest.mark.parametrize("case", WRONG.values(), ids=WRONG)
 def test_settle_should(case: Case) -> None:
     test_settle(case)

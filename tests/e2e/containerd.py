@@ -1,10 +1,13 @@
 """containerd in a folder of its own, with one image."""
 
+import contextlib
 import json
 import os
 import subprocess
 from enum import StrEnum
 from pathlib import Path
+
+import psutil
 
 from tests.e2e.image import NAME, write_image
 from tests.e2e.process import Process, wait_for
@@ -123,6 +126,15 @@ class Containerd(Process):
         """Raises subprocess.CalledProcessError."""
         command = [self._ctr, "--address", self.socket, "--namespace", NAMESPACE, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def end_orphans(self) -> None:
+        """Ends what is left of containers when there are no tasks: a containerd that was killed
+        while it made a container does not know it afterwards."""
+        for process in psutil.process_iter(["cmdline"]):
+            if str(self.socket) in (process.info["cmdline"] or ()) and process.pid != self.pid:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    for one in (*process.children(recursive=True), process):
+                        one.kill()
 
     def _answers(self) -> bool:
         try:

@@ -5,6 +5,7 @@ kubelet's cgroupfs driver for where containers are.
 """
 
 import contextlib
+import glob
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ class Container:
 def folders() -> Iterator[Path]:
     """The cgroups of all containers and sandboxes."""
     for qos in ("", "burstable/", "besteffort/"):
-        yield from _KUBEPODS.glob(f"{qos}pod*/*/")
+        yield from map(Path, glob.iglob(f"{_KUBEPODS}/{qos}pod*/*/"))  # Path's trips over what ends
 
 
 def read_containers() -> list[Container]:
@@ -65,15 +66,23 @@ def read_containers() -> list[Container]:
     return found
 
 
+def of_classes() -> set[Cpus]:
+    """What new pods of the classes with a cgroup of their own begin with."""
+    return {_effective(_KUBEPODS / name) for name in ("burstable", "besteffort")}
+
+
+def _effective(folder: Path) -> Cpus:
+    return parse(next(path for name in _EFFECTIVE if (path := folder / name).exists()).read_text())
+
+
 def _read_container(folder: Path) -> Container:
-    effective = next(path for name in _EFFECTIVE if (path := folder / name).exists())
     pids = [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
     tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
     return Container(
         pod=folder.parent.name.removeprefix("pod"),
         id=folder.name,
         folder=folder,
-        effective=parse(effective.read_text()),
+        effective=_effective(folder),
         processes={pid: frozenset(psutil.Process(pid).cpu_affinity()) for pid in pids},
         threads={int(task.name): _allowed(task) for task in tasks},
     )

@@ -112,6 +112,7 @@ class Rig:
             return not self.containerd.ctr("tasks", "list", "--quiet").split()
 
         wait_for(gone, "the pods are gone", 60, [self.kubelet, self.containerd])
+        self.containerd.end_orphans()
 
     def revive(self) -> None:
         """Starts what does not run, as after a test that failed halfway."""

@@ -57,6 +57,7 @@ def test_the_shared_pool_follows(rig: Rig, note: Note) -> None:
 def test_a_pod_that_cannot_be_pinned_shares(rig: Rig) -> None:
     """Nobody can keep its container from being created."""
     pinned = run_pinned(rig)
+    assert_all_run_where_they_should(rig, pinned)
     (late,) = rig.run_pods("late", cpu="1", annotations=PIN)
     rig.wait(lambda: "0 free CPU" in rig.agent.log.read_text(), "the agent says why")
     assert_all_run_where_they_should(rig, pinned)
@@ -90,13 +91,13 @@ def test_nothing_is_pinned_where_kubelet_does_it_itself(rig: Rig) -> None:
     home = rig.folder / "static"
     home.mkdir()
     (home / "cpu_manager_state").write_text(STATIC)
-    with other_agent(rig, "observer", kubelet_dir=str(home)) as other:
+    with other_agent(rig, "observer", kubelet_dir=str(home), period_s=1) as other:
         assert path(other) == "none"
         assert_nothing_is_pinned(other, "CPU manager policy is static")
 
 
 def test_nothing_is_pinned_where_nobody_tells_what_pods_ask(rig: Rig) -> None:
-    with other_agent(rig, "blind", kubelet_url="") as other:
+    with other_agent(rig, "blind", kubelet_url="", period_s=1) as other:
         assert_nothing_is_pinned(other, "no kubelet_url tells what pods ask")
 
 
