@@ -14,6 +14,7 @@ from agent.config import Config
 from agent.core.podspecs import see_specs
 from agent.core.pool import Groups, Qos, find_drift, plan_writes
 from agent.core.runtime import Stage
+from agent.core.topology import EMPTY
 from agent.edge.cgroup import (
     Cgroups,
     apply_writes,
@@ -79,7 +80,8 @@ class Pinning:
         groups = self._troubles.attempt("cgroups", partial(read_groups, self._cgroups), None)
         if groups is not None:
             self._names = self._list_pods(self._cgroups)
-            self._books.see(*see_specs(node.specs.values(), groups))
+            pool = self._books.ledger.shared_pool if self._books.ledger else EMPTY
+            self._books.see(*see_specs(node.specs.values(), groups, pool))
 
     def _choose_path(self, config: Config, observe_only: bool) -> None:
         path = Path.CGROUP

@@ -74,7 +74,7 @@ def adopt_all(
     for fact in facts:
         taken = {key for keys in fact.given.values() for key in keys}
         claim = None if taken & gpus else _claim(ledger, fact, before.get(fact.demand.uid, ()))
-        if claim is not None and claim.own <= free and _leaves_a_core(ledger, free - claim.own):
+        if claim is not None and claim.own <= free:
             claims.append(claim)
             free, gpus = free - claim.own, gpus | taken
     ledger, left, free = _complete_all(ledger, claims, free)
@@ -139,12 +139,6 @@ def _same_gpus(fact: PodFact, prior: tuple[Grant, ...]) -> bool:
     """Whether a pod without CPUs holds what it held before, in whatever containers."""
     had = {key for grant in prior for key in grant.gpus}
     return bool(had) and had == {key for keys in fact.given.values() for key in keys}
-
-
-def _leaves_a_core(ledger: Ledger, free: Bitmap) -> bool:
-    """Whether the shared pool keeps one, where none is reserved: nobody was given the last one."""
-    cores = last_cores(ledger, free)
-    return cores is None or any(cores)
 
 
 def _runs_as_asked(layout: Layout, fact: PodFact) -> bool:

@@ -54,6 +54,12 @@ def read_decided_cpus(
     return decided, notes
 
 
+def read_cpus_by_name(annotations: Object) -> dict[str, Bitmap]:
+    """The CPUs that a scheduler chose for containers, by their names; empty if none can be read."""
+    found, _ = read_annotation(_parse_cpuset, annotations, CPUSET_KEY)
+    return found or {}
+
+
 def _parse_cpuset(value: object) -> dict[str, Bitmap]:
     """`{"<container>":{"<numa>":{"elems":{"<cpu>":{}}}}}` → the CPUs of each container."""
     cpuset = parse_annotation(value)

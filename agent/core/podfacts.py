@@ -6,12 +6,14 @@ anew, is held for it as one container more, REST: its containers find their CPUs
 whenever they come. A pod whose specification is known needs none of that.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from operator import is_
 from types import MappingProxyType
 
 from agent.core.adoption import Pin, PodFact
+from agent.core.decision import read_cpus_by_name
 from agent.core.offer import GPUS_KEY, Holding, to_fact
 from agent.core.request import GPU_RESOURCE, PIN_KEY, Demand, read_demand
 from agent.core.runtime import CpuTime, RuntimeContainer, RuntimePod, Stage
@@ -70,14 +72,19 @@ def read_facts(
     for container in containers:
         if container.pod_id in of_pod:
             of_pod[container.pod_id].append(container)
+    pods = _one_each(pods, of_pod)
+    elsewhere = _held_elsewhere(pods, of_pod)
     held = {holding.pod: holding for holding in holdings}
     before = {} if memory is None else dict(memory)
     now: Memory = {}
     for pod in pods:
-        causes = (pod, *of_pod[pod.id], held.get(pod.pod), specs.get(pod.uid), keys)
+        holding = held.get(pod.pod)
+        foreign = elsewhere.get(pod.id, frozenset()) if holding else frozenset()
+        causes = (pod, *of_pod[pod.id], holding, specs.get(pod.uid), keys)
         known = before.get(pod.id)
-        if known is None or not _same(known[0], causes):
-            fact = _fact(pod, of_pod[pod.id], held.get(pod.pod), specs.get(pod.uid), keys)
+        if known is None or foreign or not _same(known[0], causes):
+            given = _given(of_pod[pod.id], holding, keys, foreign)
+            fact = _fact(pod, of_pod[pod.id], given, specs.get(pod.uid))
             known = causes, fact
         now[pod.id] = known
     if memory is not None:
@@ -88,24 +95,57 @@ def read_facts(
     return (*(fact for _, fact in now.values() if fact is not None), *others)
 
 
+def _one_each(
+    pods: Sequence[RuntimePod], of_pod: Mapping[str, Sequence[RuntimeContainer]]
+) -> list[RuntimePod]:
+    """One sandbox of each pod: that in which containers live, else the last."""
+    chosen: dict[str, RuntimePod] = {}
+    for pod in pods:
+        other = chosen.get(pod.uid)
+        if other is None or _is_live(of_pod[pod.id]) or not _is_live(of_pod[other.id]):
+            chosen[pod.uid] = pod
+    return list(chosen.values())
+
+
+def _is_live(containers: Iterable[RuntimeContainer]) -> bool:
+    return any(container.stage is not Stage.STOPPED for container in containers)
+
+
+def _held_elsewhere(
+    pods: Iterable[RuntimePod], of_pod: Mapping[str, Sequence[RuntimeContainer]]
+) -> dict[str, frozenset[str]]:
+    """Sandbox id → the GPUs of containers that live in other pods of the same name: kubelet lists
+    the GPUs of both under it."""
+    namesakes: dict[str, list[RuntimePod]] = {}
+    for pod in pods:
+        namesakes.setdefault(pod.pod, []).append(pod)
+    return {
+        pod.id: frozenset(
+            gpu
+            for other in group
+            if other is not pod
+            for one in of_pod[other.id]
+            if one.stage is not Stage.STOPPED
+            for gpu in one.annotations.get(GPUS_KEY, "").split(",")
+        )
+        for group in namesakes.values()
+        if len(group) > 1
+        for pod in group
+    }
+
+
 def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
     return len(before) == len(now) and all(map(is_, before, now))
 
 
 def _fact(
-    pod: RuntimePod,
-    containers: Sequence[RuntimeContainer],
-    holding: Holding | None,
-    spec: object,
-    keys: Mapping[str, str],
+    pod: RuntimePod, containers: Sequence[RuntimeContainer], given: Given, spec: object
 ) -> PodFact | None:
     """None for a pod of which nothing is there, and nothing is to come."""
-    given = _given(containers, holding, keys)
     live = {one.name: one for one in containers if one.stage is not Stage.STOPPED}
     if spec is None:
         stopped = {one.name: one for one in containers if one.name not in live}
-        given = _gather(given, live)
-        amounts = _amounts(pod, live, stopped.values(), given)
+        given, amounts = _amounts(pod, live, stopped.values(), given)
         if not amounts:
             return None
         spec = _as_spec(pod, amounts)
@@ -120,28 +160,24 @@ def _fact(
 
 
 def _given(
-    containers: Iterable[RuntimeContainer], holding: Holding | None, keys: Mapping[str, str]
+    containers: Iterable[RuntimeContainer],
+    holding: Holding | None,
+    keys: Mapping[str, str],
+    foreign: frozenset[str],
 ) -> Given:
-    """The GPUs that Allocate wrote on containers; of the others, those that kubelet lists."""
+    """The GPUs that Allocate wrote on containers; of the others, those that kubelet lists, without
+    the `foreign` ones."""
     devices = holding.devices if holding else {}
-    given = {name: tuple(keys.get(one, one) for one in ids) for name, ids in devices.items()}
+    listed = {name: tuple(keys.get(one, one) for one in ids) for name, ids in devices.items()}
+    given = {name: tuple(one for one in ids if one not in foreign) for name, ids in listed.items()}
     for container in containers:
-        if text := container.annotations.get(GPUS_KEY):
-            given[container.name] = tuple(dict.fromkeys(filter(None, text.split(","))))
-    return given
+        written = tuple(dict.fromkeys(container.annotations.get(GPUS_KEY, "").split(",")))
+        if ids := tuple(gpu for gpu in written if gpu and gpu not in foreign):
+            given[container.name] = ids
+    return {name: ids for name, ids in given.items() if ids}
 
 
 # --- a pod whose specification is not known -------------------------------------------------------
-
-
-def _gather(given: Given, live: Mapping[str, RuntimeContainer]) -> Given:
-    """The same GPUs, those of containers that are not there under REST. What an init container had,
-    a later one has now."""
-    present = {name: gpus for name, gpus in given.items() if name in live}
-    taken = {gpu for gpus in present.values() for gpu in gpus}
-    absent = (gpu for name, gpus in given.items() if name not in live for gpu in gpus)
-    rest = tuple(dict.fromkeys(gpu for gpu in absent if gpu not in taken))
-    return present | ({REST: rest} if rest else {})
 
 
 def _amounts(
@@ -149,23 +185,62 @@ def _amounts(
     live: Mapping[str, RuntimeContainer],
     stopped: Iterable[RuntimeContainer],
     given: Given,
-) -> dict[str, _Amount]:
-    """What each container that is there has, and REST what the pod has beyond that."""
-    amounts = {name: _container_amount(one, len(given.get(name, ()))) for name, one in live.items()}
+) -> tuple[Given, dict[str, _Amount]]:
+    """What each container that is there has, and REST what the pod has beyond that; and the GPUs,
+    those of containers that are not there under REST. What an init container had, a later one has
+    now."""
+    present = {name: gpus for name, gpus in given.items() if name in live}
+    taken = {gpu for gpus in present.values() for gpu in gpus}
+    absent = (gpu for name, gpus in given.items() if name not in live for gpu in gpus)
+    rest = tuple(dict.fromkeys(gpu for gpu in absent if gpu not in taken))
+    amounts = {
+        name: _container_amount(one, len(present.get(name, ()))) for name, one in live.items()
+    }
     if pod.cpu_time is not None:
         total = _amount(pod.cpu_time, pod.memory_bytes, 0)
     else:
         before = [_container_amount(one, 0) for one in stopped]
         total = _sum([*amounts.values(), *before])
+    pinned = bool(pod.annotations.get(PIN_KEY))
+    if pinned:
+        amounts |= _still_decided(pod, live, total.cpus - _sum(amounts.values()).cpus)
     used = _sum(amounts.values())
-    cpus = max(0, total.cpus - used.cpus) if pod.annotations.get(PIN_KEY) else 0
-    gpus = len(given.get(REST, ()))
-    if cpus or gpus:
+    cpus = max(0, total.cpus - used.cpus) if pinned else 0
+    if pinned and used.cpus and not cpus:
+        amounts = {name: one for name, one in amounts.items() if one != _Amount()}
+        if rest:  # for who comes later, and has the CPUs of who is here now
+            last = next(reversed(amounts))
+            present[last] = (*present.get(last, ()), *rest)
+            amounts[last] = replace(amounts[last], gpus=len(present[last]))
+            rest = ()
+    if cpus or rest:
         memory = total.memory_bytes and max(1, total.memory_bytes - (used.memory_bytes or 0))
-        amounts[REST] = _Amount(
-            request_milli=cpus * 1000, limit_milli=cpus * 1000, memory_bytes=memory, gpus=gpus
+        name = next(name for name in _names_of_rest() if name not in live)
+        present |= {name: rest} if rest else {}
+        amounts[name] = _Amount(
+            request_milli=cpus * 1000, limit_milli=cpus * 1000, memory_bytes=memory, gpus=len(rest)
         )
-    return amounts
+    return present, amounts
+
+
+def _still_decided(
+    pod: RuntimePod, live: Mapping[str, RuntimeContainer], left: int
+) -> dict[str, _Amount]:
+    """The containers still to come that a scheduler has named with their CPUs, if there are so many
+    left."""
+    decided = read_cpus_by_name(dict(pod.annotations))
+    sizes = {name: len(cpus) for name, cpus in decided.items() if cpus and name not in live}
+    if sum(sizes.values()) > left:
+        return {}
+    return {
+        name: _Amount(request_milli=size * 1000, limit_milli=size * 1000)
+        for name, size in sizes.items()
+    }
+
+
+def _names_of_rest() -> Iterator[str]:
+    yield REST
+    yield from (f"{REST}-{number}" for number in count(2))
 
 
 def _sum(amounts: Iterable[_Amount]) -> _Amount:

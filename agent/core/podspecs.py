@@ -21,14 +21,18 @@ def uid_of(pod: object) -> str:
     return uid if isinstance(uid, str) else ""
 
 
-def see_specs(pods: Iterable[object], groups: Groups) -> tuple[Pods, Containers]:
+def see_specs(
+    pods: Iterable[object], groups: Groups, pool: Bitmap = EMPTY
+) -> tuple[Pods, Containers]:
     """The pods that have not ended, and their containers that have a cgroup, as the container
-    runtime would show them. A container's cpuset counts where it is narrower than kubepods'."""
+    runtime would show them. A container's cpuset does not count where it is the one of everybody:
+    kubepods', a class', or the shared `pool`."""
+    common = {groups.cpus, pool, *(group.cpus for group in groups.classes.values())}
     sets = {
         container.id: container.cpus
         for pod in groups.pods
         for container in pod.containers
-        if container.cpus != groups.cpus
+        if container.cpus not in common
     }
     seen: list[RuntimePod] = []
     containers: list[RuntimeContainer] = []

@@ -85,6 +85,26 @@ def settle(
         if _concerns_us(fact)
     }
     before = {uid: pod.grants for uid, pod in ledger.pods.items()}
+    doubts, ledger, refused, notes = _settle_once(machine, ledger, of_pod, memory)
+    was: Ledger | None = None
+    while refused and ledger != was:  # what one could not have, others may have left by now
+        was = ledger
+        _, ledger, refused, more = _settle_once(machine, ledger, of_pod, memory)
+        notes += more
+    after = {uid: pod.grants for uid, pod in ledger.pods.items()}
+    changes = tuple(
+        _change(of_pod.get(uid), uid, before.get(uid, ()), after.get(uid, ()), doubts.get(uid))
+        for uid in sorted(before.keys() | after.keys())
+        if before.get(uid) != after.get(uid)
+    )
+    return Settlement(ledger=ledger, changes=changes, refused=refused, notes=tuple(sorted(notes)))
+
+
+def _settle_once(
+    machine: Machine, ledger: Ledger, of_pod: Mapping[str, PodFact], memory: MemoryRule
+) -> tuple[Mapping[str, str | None], Ledger, tuple[Refused, ...], tuple[tuple[str, str], ...]]:
+    """(why pods were looked at again, the next ledger, who was refused, notes)."""
+    before = {uid: pod.grants for uid, pod in ledger.pods.items()}
     layout = ledger.layout if machine is ledger.layout.machine else lay_out(machine)
     doubts = {
         uid: _doubt(layout, ledger.reserved, grants, of_pod[uid]) if uid in of_pod else "it is gone"
@@ -101,16 +121,9 @@ def settle(
     }
     ledger, kept, cramped = adopt_all(ledger, new, doubted)
     waiting = [fact for fact in new if fact.demand.uid not in kept]
-    adopted = {uid for uid in kept if _runs_on(of_pod[uid], ledger.of_pod(uid))}
     ledger, refused, notes = _place_all(ledger, waiting, memory)
-    after = {uid: pod.grants for uid, pod in ledger.pods.items()}
-    changes = [
-        _change(uid, before.get(uid, ()), after.get(uid, ()), uid in adopted, doubts.get(uid))
-        for uid in sorted(before.keys() | after.keys())
-        if before.get(uid) != after.get(uid)
-    ]
     refused = tuple(sorted((*cramped, *refused), key=lambda one: one.uid))
-    return Settlement(ledger=ledger, changes=tuple(changes), refused=refused, notes=notes)
+    return doubts, ledger, refused, notes
 
 
 def _runs_on(fact: PodFact, grants: tuple[Grant, ...]) -> bool:
@@ -131,11 +144,15 @@ def _concerns_us(fact: PodFact) -> bool:
 
 
 def _change(
-    uid: str, old: tuple[Grant, ...], new: tuple[Grant, ...], adopted: bool, doubt: str | None
+    fact: PodFact | None,
+    uid: str,
+    old: tuple[Grant, ...],
+    new: tuple[Grant, ...],
+    doubt: str | None,
 ) -> Change:
     kind = ChangeKind.MOVE if old and new else ChangeKind.RELEASE if old else ChangeKind.GRANT
     reason = doubt or _NEW
-    if adopted:
+    if fact is not None and new and _runs_on(fact, new):
         kind, reason = ChangeKind.ADOPT, "it was pinned already"
     return Change(kind=kind, uid=uid, pod=(new or old)[0].pod, grants=new, reason=reason)
 

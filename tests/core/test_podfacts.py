@@ -124,7 +124,6 @@ def test_a_pinned_container_without_quota_has_what_it_requests(quota_us: int | N
     assert found == [*numbers]
 
 
-@pytest.mark.xfail(strict=True, reason="shares end at 256 CPUs; the cpuset found tells the rest")
 def test_a_pinned_container_of_more_than_256_cpus_keeps_its_size() -> None:
     time = replace(time_of(300_000, 300_000), quota_us=-1)
     assert cpus_of(read_one(time, Bitmap(range(300)))) == 300
@@ -647,7 +646,6 @@ def test_the_fact_of_a_pod(case: Case) -> None:
     check_case(case)
 
 
-@pytest.mark.xfail(strict=True, reason="an empty item is taken for a GPU")
 def test_an_empty_item_is_no_gpu() -> None:
     written = Case(
         pod=FOUR,
@@ -1184,7 +1182,6 @@ WRONG = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="known faults, one a story")
 @pytest.mark.parametrize("story", WRONG.values(), ids=WRONG)
 def test_what_should_be_held_after(story: Story) -> None:
     check_story(story)
@@ -1624,7 +1621,7 @@ TestKnownLife, TestSparedLife = KnownLife.TestCase, SparedLife.TestCase
 TestKnownLife.settings = TestSparedLife.settings = settings(
     deadline=None, max_examples=80, stateful_step_count=20
 )
-TestLife = pytest.mark.xfail(strict=True, reason="known faults, see above")(Life.TestCase)
+TestLife = Life.TestCase
 TestLife.settings = settings(
     deadline=None,
     max_examples=200,
