@@ -78,6 +78,7 @@ class Books:
         self._pods: dict[str, RuntimePod] = {}
         self._containers: dict[str, RuntimeContainer] = {}
         self._memory: Memory = {}
+        self._told = False
         self._asking: frozenset[str] = frozenset()
         self._refused: dict[str, str] = {}
         self.turn = 0
@@ -107,6 +108,7 @@ class Books:
         )
         settlement = settle(node.machine, ledger, facts, self._rules.memory)
         self.turn += bool(settlement.changes)
+        _say(settlement)
         self._ledger = settlement.ledger
         self._asking = frozenset(
             fact.demand.uid
@@ -117,11 +119,25 @@ class Books:
         return settlement
 
     def see(self, pods: Sequence[RuntimePod], containers: Sequence[RuntimeContainer]) -> None:
-        """These are the pods and containers that there are, in order of creation."""
-        now = {pod.id: pod for pod in pods}, {one.id: one for one in containers}
+        """These are the pods and containers that there are, in order of creation; unless a runtime
+        tells, which knows better."""
         with self._lock:
-            self.turn += now != (self._pods, self._containers)
-            self._pods, self._containers = now
+            if not self._told:
+                self._see(pods, containers)
+
+    def _see(self, pods: Sequence[RuntimePod], containers: Sequence[RuntimeContainer]) -> None:
+        now = {pod.id: pod for pod in pods}, {one.id: one for one in containers}
+        self.turn += now != (self._pods, self._containers)
+        self._pods, self._containers = now
+
+    def pods(self) -> tuple[RuntimePod, ...]:
+        with self._lock:
+            return tuple(self._pods.values())
+
+    def hear_no_more(self) -> None:
+        """The runtime tells nothing any more; what it told stays until somebody else sees."""
+        with self._lock:
+            self._told = False
 
     @property
     def ledger(self) -> Ledger | None:
@@ -190,8 +206,9 @@ class Books:
         The runtime also lists sandboxes that have ended; nothing runs in them.
         """
         busy = {one.pod_id for one in containers if one.stage is not Stage.STOPPED}
-        self.see([pod for pod in pods if pod.pid or pod.id in busy], containers)
         with self._lock:
+            self._told = True
+            self._see([pod for pod in pods if pod.pid or pod.id in busy], containers)
             if self._node is None or self._rules.observe_only:
                 return {}
             self._settle()
@@ -290,6 +307,22 @@ class Books:
 
     def _note_cpuset(self, container: RuntimeContainer, cpuset: Cpuset) -> None:
         self._containers[container.id] = replace(container, cpus=cpuset.cpus, mems=cpuset.mems)
+
+
+def _say(settlement: Settlement) -> None:
+    """What became of pods, and what was not done as somebody decided."""
+    for change in settlement.changes:
+        gpus = [name for grant in change.grants for name in grant.gpus]
+        cpus = [f"{grant.container}:{grant.cpus}" for grant in change.grants if grant.cpus]
+        log.info(
+            change.kind,
+            pod=change.pod,
+            gpus=",".join(gpus) or None,
+            cpus=" ".join(cpus) or None,
+            reason=change.reason,
+        )
+    for uid, note in settlement.notes:
+        log.warning("placed otherwise", uid=uid, note=note)
 
 
 def _grant(ledger: Ledger, pod: RuntimePod, container: RuntimeContainer) -> Grant | None:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from agent import log
@@ -40,7 +39,7 @@ _BUSY_S = 3.0
 """How long after an allocation kubelet's list of holders is looked at more often."""
 _BUSY_TICK_S = 0.5
 _GLANCE_S = 1.0
-"""How often the cgroups are glanced at for new pods, where the runtime tells nothing of them."""
+"""How often the cgroups are glanced at for pods that came or went: a runtime may tell nothing."""
 _STALLED_S = 60.0
 """A pass that takes longer is stuck, and the agent better started anew."""
 
@@ -148,16 +147,6 @@ class Daemon:
         self._snapshot = Snapshot(offer=offer, ledger=settlement.ledger)
         if offer.devices and self._plugin:
             self._plugin.part.update(offer.devices)
-        for change in settlement.changes:
-            gpus = [name for grant in change.grants for name in grant.gpus]
-            cpus = [f"{grant.container}:{grant.cpus}" for grant in change.grants if grant.cpus]
-            log.info(
-                change.kind,
-                pod=change.pod,
-                gpus=",".join(gpus) or None,
-                cpus=" ".join(cpus) or None,
-                reason=change.reason,
-            )
         self._metrics.show_gpus(_rows(settlement.ledger))
         refused = "; ".join(f"{one.pod}: {one.reason}" for one in settlement.refused)
         self._troubles.tell("refused", refused)
@@ -176,10 +165,9 @@ class Daemon:
         """Until the bell rings, pods came or went unannounced, or it is time."""
         busy = time.monotonic() < self._busy_until_s
         end_s = time.monotonic() + (_BUSY_TICK_S if busy else self._config.period_s)
-        slice_s = _GLANCE_S if self._pinning.is_alone else inf
         while (left_s := end_s - time.monotonic()) > 0:
             try:
-                self._bell.get(timeout=min(left_s, slice_s))
+                self._bell.get(timeout=min(left_s, _GLANCE_S))
                 break
             except queue.Empty:
                 if self._pinning.stirred():

@@ -4,7 +4,7 @@ that no container runtime makes."""
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
@@ -57,11 +57,14 @@ class Pinning:
         self._done: int | None = None
         self._checked_s = float("-inf")
         self._names: frozenset[str] = frozenset()
+        self._seen: set[str] = set()
         self._pinned: frozenset[str] = frozenset()
 
     def on_connection(self, connected: bool) -> None:
         """Whether the container runtime asks us."""
         self._connected = connected
+        if not connected:
+            self._books.hear_no_more()
 
     def observe(self, config: Config, node: Node, observe_only: bool) -> None:
         """Which path is in force; where it is the cgroups, which pods and containers there are."""
@@ -69,12 +72,16 @@ class Pinning:
         self._cgroups = self._troubles.attempt(
             "cgroups", partial(find_cgroups, config.root), self._cgroups
         )
-        if self._path is not Path.CGROUP or self._cgroups is None:
+        if self._cgroups is None:
+            return
+        if self._path is Path.NRI:
+            self._end_pods(self._cgroups)
+        if self._path is not Path.CGROUP:
             return
         blind = (
             "" if config.kubelet_url else "no NRI socket, and no kubelet_url tells what pods ask"
         )
-        self._troubles.tell("nothing is pinned", blind)
+        self._troubles.tell("pods are not known", blind)
         if blind:
             return  # what is known stays
         groups = self._troubles.attempt("cgroups", partial(read_groups, self._cgroups), None)
@@ -82,6 +89,19 @@ class Pinning:
             self._names = self._list_pods(self._cgroups)
             pool = self._books.ledger.shared_pool if self._books.ledger else EMPTY
             self._books.see(*see_specs(node.specs.values(), groups, pool))
+
+    def _end_pods(self, cgroups: Cgroups) -> None:
+        """Ends the pods whose cgroups were there and are gone: after its own restart, a runtime may
+        not tell of the end of pods from before."""
+        pods = self._books.pods()
+        self._names = self._list_pods(cgroups)
+        for pod in pods:
+            if pod.uid in self._names:
+                self._seen.add(pod.uid)
+            elif pod.uid in self._seen:
+                log.info("pod ended untold", pod=pod.pod)
+                self._books.on_end_pod(pod.id)
+        self._seen &= self._names
 
     def _choose_path(self, config: Config, observe_only: bool) -> None:
         path = Path.CGROUP
@@ -112,22 +132,18 @@ class Pinning:
             log.warning("drift repaired", container=name)
         self._metrics.carried_out(len(outcome.drifted), outcome.writes)
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether no runtime tells of pods that come and go."""
-        return self._path is Path.CGROUP and self._cgroups is not None
-
     def stirred(self) -> bool:
-        """Whether pods came or went of which nobody tells."""
-        if not self.is_alone or self._cgroups is None:
+        """Whether pods came or went of which nobody may tell."""
+        if self._path in (None, Path.NONE) or self._cgroups is None:
             return False
         return self._list_pods(self._cgroups) != self._names
 
     def _list_pods(self, cgroups: Cgroups) -> frozenset[str]:
+        """The uids of the pods that have a cgroup."""
         try:
-            return frozenset(path for qos in Qos for _, path in pod_folders(cgroups, qos))
+            return frozenset(uid for qos in Qos for uid, _ in pod_folders(cgroups, qos))
         except PinError:
-            return frozenset()
+            return self._names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +151,7 @@ class Outcome:
     """`pinned` are the ids of containers that have their CPUs, `drifted` those that had lost them,
     `writes` how many groups were written, `troubles` sentences about what could not be."""
 
-    pinned: frozenset[str] = frozenset()
+    pinned: frozenset[str] = field(default=frozenset(), compare=False)
     drifted: tuple[str, ...] = ()
     writes: int = 0
     troubles: tuple[str, ...] = ()

@@ -342,7 +342,6 @@ def test_any_other_value_of_the_annotation_is_ignored(desk: Desk) -> None:
         pytest.param(policy("SingleNUMANode"), "main", [1, 2], id="GPUs that are on two nodes"),
     ],
 )
-@pytest.mark.xfail(strict=True, reason="whoever is refused is kept from starting, pinned or not")
 def test_who_asks_for_no_cpus_is_not_refused(
     desk: Desk, annotations: dict[str, str], name: str, gpus: list[int]
 ) -> None:
@@ -364,12 +363,7 @@ def test_where_kubelet_pins_nothing_is_changed() -> None:
 
 
 @pytest.mark.parametrize("call", ["create", "synchronize", "update"])
-def test_before_the_machine_is_known_nothing_is_changed(
-    call: str, request: pytest.FixtureRequest
-) -> None:
-    if call == "update":
-        mark = pytest.mark.xfail(strict=True, reason="on_update needs a ledger")
-        request.node.add_marker(mark)
+def test_before_the_machine_is_known_nothing_is_changed(call: str) -> None:
     desk, pod = sit(node=None), pod_of("a", 4)
     container = container_of(pod, 4, [2], stage=Stage.RUNNING)
     assert desk.books.ledger is None
@@ -508,7 +502,6 @@ def test_a_pod_without_containers_yet_holds_what_it_asks(desk: Desk) -> None:
         pytest.param(
             False,
             id="new first",
-            marks=pytest.mark.xfail(strict=True, reason="the sandbox that comes last counts"),
         ),
     ],
 )
@@ -697,18 +690,7 @@ def test_the_turn_counts_what_happens(desk: Desk, name: str) -> None:
     assert (desk.books.turn > turn) is (name in TURNS)
 
 
-RINGS = [
-    pytest.param(
-        name,
-        marks=pytest.mark.xfail(strict=True, reason="its pod's quota is lifted at the next tick")
-        if name == "a start"
-        else (),
-    )
-    for name in TURNS | QUIET
-]
-
-
-@pytest.mark.parametrize("name", RINGS)
+@pytest.mark.parametrize("name", TURNS | QUIET)
 def test_what_the_cgroups_are_to_follow_rings(desk: Desk, name: str) -> None:
     desk.run_one("a", 4, [2])
     rings = len(desk.rings)

@@ -305,7 +305,6 @@ def test_an_agent_that_was_killed_changes_nothing_for_who_runs(pinning: Cluster)
         pytest.param(
             FakeRuntime.stop,
             id="stopped, its socket removed",
-            marks=pytest.mark.xfail(strict=True, reason="the books are emptied"),
         ),
     ],
 )
