@@ -108,7 +108,7 @@ class Books:
         )
         settlement = settle(node.machine, ledger, facts, self._rules.memory)
         self.turn += bool(settlement.changes)
-        _say(settlement)
+        _say(settlement, {pod.uid: pod.pod for pod in self._pods.values()})
         self._ledger = settlement.ledger
         self._asking = frozenset(
             fact.demand.uid
@@ -309,7 +309,7 @@ class Books:
         self._containers[container.id] = replace(container, cpus=cpuset.cpus, mems=cpuset.mems)
 
 
-def _say(settlement: Settlement) -> None:
+def _say(settlement: Settlement, names: Mapping[str, str]) -> None:
     """What became of pods, and what was not done as somebody decided."""
     for change in settlement.changes:
         gpus = [name for grant in change.grants for name in grant.gpus]
@@ -322,7 +322,7 @@ def _say(settlement: Settlement) -> None:
             reason=change.reason,
         )
     for uid, note in settlement.notes:
-        log.warning("placed otherwise", uid=uid, note=note)
+        log.warning("placed otherwise", pod=names.get(uid, uid), note=note)
 
 
 def _grant(ledger: Ledger, pod: RuntimePod, container: RuntimeContainer) -> Grant | None:

@@ -244,7 +244,7 @@ class Daemon:
             _close(self._nri)
             return
         callbacks = Callbacks(
-            on_synchronize=books.on_synchronize,
+            on_synchronize=self._pinning.on_synchronize,
             on_create=books.on_create,
             on_update=books.on_update,
             on_start=books.on_start,

@@ -13,7 +13,7 @@ from agent.books import Books, Node, Pinned
 from agent.config import Config
 from agent.core.podspecs import see_specs
 from agent.core.pool import Groups, Qos, find_drift, plan_writes
-from agent.core.runtime import Stage
+from agent.core.runtime import Cpuset, RuntimeContainer, RuntimePod, Stage
 from agent.core.topology import EMPTY
 from agent.edge.cgroup import (
     Cgroups,
@@ -45,7 +45,7 @@ class Path(StrEnum):
 
 
 class Pinning:
-    """Follows the books. The runtime's plugin calls `on_connection`, the pass all else."""
+    """Follows the books. The runtime's plugin calls what begins with `on_`, the pass all else."""
 
     def __init__(self, books: Books, metrics: Metrics, troubles: Troubles) -> None:
         self._books = books
@@ -90,18 +90,25 @@ class Pinning:
             pool = self._books.ledger.shared_pool if self._books.ledger else EMPTY
             self._books.see(*see_specs(node.specs.values(), groups, pool))
 
+    def on_synchronize(
+        self, pods: Sequence[RuntimePod], containers: Sequence[RuntimeContainer]
+    ) -> dict[str, Cpuset]:
+        """What the container runtime has. After its own end by force it also lists pods that ended
+        meanwhile, as if they ran."""
+        uids = self._list_pods(self._cgroups) if self._cgroups else frozenset()
+        there = [pod for pod in pods if not uids or pod.uid in uids]
+        return self._books.on_synchronize(there, containers)
+
     def _end_pods(self, cgroups: Cgroups) -> None:
         """Ends the pods whose cgroups were there and are gone: after its own restart, a runtime may
         not tell of the end of pods from before."""
-        pods = self._books.pods()
+        pods = self._books.pods()  # before the groups are listed: these are made first
         self._names = self._list_pods(cgroups)
         for pod in pods:
-            if pod.uid in self._names:
-                self._seen.add(pod.uid)
-            elif pod.uid in self._seen:
+            if pod.uid in self._seen - self._names:
                 log.info("pod ended untold", pod=pod.pod)
                 self._books.on_end_pod(pod.id)
-        self._seen &= self._names
+        self._seen = {pod.uid for pod in pods if pod.uid in self._names}
 
     def _choose_path(self, config: Config, observe_only: bool) -> None:
         path = Path.CGROUP

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -218,8 +218,7 @@ def kubernetes(
     *containers: ContainerDemand,
     uid: str = "a",
     pin: str | None = "required",
-    policy: Policy | None = None,
-    exclusive: Exclusive | None = None,
+    annotations: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
     """A pod as Kubernetes has it."""
     parts: dict[str, list[object]] = {"initContainers": [], "containers": []}
@@ -230,10 +229,7 @@ def kubernetes(
         resources = {"requests": amount, "limits": amount | memory}
         part = "containers" if one.role is APP else "initContainers"
         parts[part].append({"name": one.name, "resources": resources} | always)
-    said = {PIN_KEY: pin} if pin is not None else {}
-    if policy:
-        spec = {"numaTopologyPolicy": policy, "singleNUMANodeExclusive": exclusive or ""}
-        said[SPEC_KEYS[0]] = json.dumps(spec)
+    said = annotations or ({PIN_KEY: pin} if pin is not None else {})
     metadata = {"namespace": "ns", "name": uid, "uid": uid, "annotations": said}
     return {"metadata": metadata, "spec": parts}
 
@@ -750,6 +746,23 @@ def test_nothing_is_remembered_of_pods_that_are_gone() -> None:
     assert not memory
 
 
+@pytest.mark.xfail(strict=True, reason="what a namesake has is no cause that is compared")
+def test_what_is_remembered_follows_a_namesake() -> None:
+    """Kubelet lists the GPUs of both by their name: a's are those that b does not have."""
+    old, new = sandbox(2, uid="a", name="ns/x"), sandbox(2, uid="b", name="ns/x")
+    kept = box("main", 2, stage=STOPPED, gpus="GPU-0")
+    again = box("main", 2, stage=CREATING, gpus="GPU-0", sandbox="s-b")
+    held = [Holding(pod="ns/x", devices={"main": ("dev-0",)})]
+    memory: Memory = {}
+    for pods_now, containers in (
+        ([old], [kept]),
+        ([old, new], [kept, again]),
+        ([old], [kept]),
+    ):
+        facts = read_facts(pods_now, containers, held, {}, KEYS, memory)
+        assert facts == read_facts(pods_now, containers, held, {}, KEYS)
+
+
 texts = st.text(max_size=12) | st.sampled_from(["", REST, "a", "main", "ns/a", "x" * 300, "\ud800"])
 numbers = st.none() | st.integers(-(2**63), 2**63)
 times = st.builds(CpuTime, shares=numbers, quota_us=numbers, period_us=numbers)
@@ -867,6 +880,15 @@ def _gpus(grants: Iterable[Grant]) -> list[str]:
 B_FOUR = sandbox(4, uid="b")
 A_TWELVE = sandbox(12, uid="a")
 ONE, TWO_CREATING = box("one", 2, found="2-3"), box("two", 2, stage=CREATING)
+
+CHOICE = json.dumps(
+    {
+        name: {"0": {"elems": {str(cpu): {} for cpu in cpus}}}
+        for name, cpus in (("one", (4, 5)), ("two", (6, 7)))
+    }
+)
+DECIDED = sandbox(4, cpuset=CHOICE)
+ANEW = sandbox(4, id="anew")
 
 STORIES = {
     "containers come one by one: each beside those that are there": Story(
@@ -1012,24 +1034,6 @@ STORIES = {
         held={},
         refused=("a",),
     ),
-}
-
-
-@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
-def test_what_is_held_after(story: Story) -> None:
-    check_story(story)
-
-
-CHOICE = json.dumps(
-    {
-        name: {"0": {"elems": {str(cpu): {} for cpu in cpus}}}
-        for name, cpus in (("one", (4, 5)), ("two", (6, 7)))
-    }
-)
-DECIDED = sandbox(4, cpuset=CHOICE)
-ANEW = sandbox(4, id="anew")
-
-WRONG = {
     "an init container has all CPUs, and an app will have a GPU": Story(
         moments=(
             Moment(
@@ -1182,8 +1186,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("story", WRONG.values(), ids=WRONG)
-def test_what_should_be_held_after(story: Story) -> None:
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_what_is_held_after(story: Story) -> None:
     check_story(story)
 
 
@@ -1213,9 +1217,10 @@ class Box:
 class Pod:
     """A pod on the node, as its user wrote it, as kubelet and the runtime have it.
 
-    `devices` are those that kubelet gave it, `over` its init containers that have done their work.
-    `known` is whether its specification is; `promised` is whether it had all that it asks for, and
-    nothing has happened that could have cost it that.
+    `chosen` are the CPUs that a scheduler chose for its containers, if one did. `devices` are those
+    that kubelet gave it, `over` its init containers that have done their work. `known` is whether
+    its specification is; `promised` is whether it had all that it asks for, and nothing has
+    happened that could have cost it that.
     """
 
     uid: str
@@ -1224,6 +1229,7 @@ class Pod:
     exclusive: Exclusive
     containers: tuple[ContainerDemand, ...]
     known: bool
+    chosen: Mapping[str, frozenset[int]] = field(default_factory=dict)
     devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
     boxes: list[Box] = field(default_factory=list)
     over: set[str] = field(default_factory=set)
@@ -1259,26 +1265,25 @@ class Pod:
                 return None
         return None
 
-    def as_kubernetes(self) -> dict[str, object]:
-        return kubernetes(
-            *self.containers,
-            uid=self.uid,
-            pin="required" if self.pinned else None,
-            policy=self.policy,
-            exclusive=self.exclusive,
+    def annotations(self) -> dict[str, str]:
+        spec = {"numaTopologyPolicy": self.policy, "singleNUMANodeExclusive": self.exclusive}
+        cpuset = {
+            name: {"0": {"elems": {str(cpu): {} for cpu in cpus}}}
+            for name, cpus in self.chosen.items()
+        }
+        return (
+            {SPEC_KEYS[0]: json.dumps(spec)}
+            | ({PIN_KEY: "required"} if self.pinned else {})
+            | ({"cpuset": json.dumps(cpuset)} if cpuset else {})
         )
 
 
 @st.composite
-def pods(
-    draw: st.DrawFn, uid: str, known: bool, gpus: int, spared: frozenset[str], totals: bool
-) -> Pod:
+def pods(draw: st.DrawFn, uid: str, known: bool, gpus: int) -> Pod:
     """Pods of up to four containers with at most so many GPUs; most want to be pinned."""
     pinned = draw(st.integers(0, 3)) > 0
     roles = draw(st.lists(st.sampled_from([INIT, SIDECAR]), max_size=2))
     roles += [APP] * draw(st.integers(1, 2))
-    if pinned and BARE_GPUS in spared and (INIT in roles or not totals):
-        gpus = 0
     containers = []
     for at, role in enumerate(roles):
         count = min(gpus, draw(st.sampled_from([0, 0, 0, 1, 2])))
@@ -1286,24 +1291,24 @@ def pods(
         cpus = draw(st.integers(1 if pinned else 0, 3))
         memory = draw(st.sampled_from([1, 1, 1, 40, None]))
         containers.append(asks(f"c{at}", role, gpus=count, cpus=cpus, memory_gib=memory))
-    policies = [None, SINGLE, BEST_EFFORT]
-    if SPANNING not in spared or any(container.gpus for container in containers):
-        policies.append(RESTRICTED)
+    chosen: dict[str, frozenset[int]] = {}
+    if pinned and not draw(st.integers(0, 4)):
+        cpus_of = {
+            one.name: st.sets(st.integers(0, 11), min_size=one.cpus, max_size=one.cpus)
+            for one in containers
+        }
+        chosen = {name: frozenset(draw(cpus)) for name, cpus in cpus_of.items()}
     return Pod(
         uid=uid,
         pinned=pinned,
-        policy=draw(st.sampled_from(policies)),
-        exclusive=Exclusive.PREFERRED if MINDING in spared else draw(st.sampled_from(Exclusive)),
+        chosen=chosen,
+        policy=draw(st.sampled_from([None, BEST_EFFORT] if chosen else [None, *Policy])),
+        exclusive=draw(st.sampled_from(Exclusive)),
         containers=tuple(containers),
         known=known,
     )
 
 
-WAITING = "pods that are refused wait for room"
-TOGETHER = "what happens is not settled at once"
-MINDING = "pods mind whom they meet on a node"
-BARE_GPUS = "GPUs are still to come, and no CPUs that are known"
-SPANNING = "Restricted pods without GPUs"
 NEVER, ALWAYS, BY_AND_BY = "never", "always", "by and by"
 
 
@@ -1315,11 +1320,10 @@ class Life(RuleBasedStateMachine):
     then it creates its containers one by one. What the agent refuses is not created, or, on some
     nodes, created without a pin.
 
-    `knows` is when the agent knows specifications; what is `spared` does not happen.
+    `knows` is when the agent knows specifications.
     """
 
     knows: tuple[str, ...] = (NEVER, BY_AND_BY)
-    spared: frozenset[str] = frozenset()
 
     @initialize(
         data=st.data(),
@@ -1347,7 +1351,7 @@ class Life(RuleBasedStateMachine):
         self.pods: dict[str, Pod] = {}
         self.shown: dict[str, RuntimePod | RuntimeContainer] = {}
         self.specs: dict[str, dict[str, object]] = {}
-        self.count = 0
+        self.count = self.reads = 0
         self.start_agent()
         for near in range(data.draw(st.integers(1, 3))):
             self.admit(data, data.draw(st.integers(0, 9)), near)
@@ -1366,7 +1370,7 @@ class Life(RuleBasedStateMachine):
         self.count += 1
         uid = f"{first}-{self.count}"
         free = self.free_devices(near)
-        pod = data.draw(pods(uid, self.known == ALWAYS, len(free), self.spared, self.totals))
+        pod = data.draw(pods(uid, self.known == ALWAYS, len(free)))
         reusable: list[str] = []
         for container in pod.containers:
             taken = [*reusable, *(one for one in free if one not in reusable)][: container.gpus]
@@ -1447,9 +1451,7 @@ class Life(RuleBasedStateMachine):
             for box in self.pods[uid].boxes:
                 box.stage = STOPPED
                 self.may_settle(data)
-                if uid not in self.pods:
-                    break
-            self.pods.pop(uid, None)
+            del self.pods[uid]
         self.settle()
 
     # What becomes of the agent, and of what it knows.
@@ -1491,19 +1493,26 @@ class Life(RuleBasedStateMachine):
         return [box for pod in self.pods.values() for box in pod.boxes if box.stage in stages]
 
     def read(self) -> list[PodFact]:
-        """The facts, with a memory and without."""
+        """The facts with a memory, which now and then are compared to those without."""
         everybody = list(self.pods.values())
         known = [pod for pod in everybody if pod.known]
         shown = (
             [self.keep(self.show_pod(pod)) for pod in everybody],
             [self.keep(self.show_box(pod, box)) for pod in everybody for box in pod.boxes],
             [Holding(pod=f"ns/{pod.uid}", devices=pod.devices) for pod in everybody if pod.devices],
-            {pod.uid: self.specs.setdefault(pod.uid, pod.as_kubernetes()) for pod in known},
+            {pod.uid: self.keep_spec(pod) for pod in known},
             self.keys,
         )
         facts = read_facts(*shown, self.memory)
-        assert facts == read_facts(*shown)
+        self.reads += 1
+        assert self.reads % 4 or facts == read_facts(*shown)
         return list(facts)
+
+    def keep_spec(self, pod: Pod) -> object:
+        if pod.uid not in self.specs:
+            spec = kubernetes(*pod.containers, uid=pod.uid, annotations=pod.annotations())
+            self.specs[pod.uid] = spec
+        return self.specs[pod.uid]
 
     def keep(self, shown: Any) -> Any:
         """What was shown before, as long as it is the same."""
@@ -1514,14 +1523,11 @@ class Life(RuleBasedStateMachine):
     def show_pod(self, pod: Pod) -> RuntimePod:
         memory = pod.most(container.memory_bytes or 0 for container in pod.containers)
         time = time_of(pod.cpus * 1000, pod.cpus * 1000, self.period_us)
-        spec = json.dumps(
-            {"numaTopologyPolicy": pod.policy, "singleNUMANodeExclusive": pod.exclusive}
-        )
         return RuntimePod(
             id=f"s-{pod.uid}",
             uid=pod.uid,
             pod=f"ns/{pod.uid}",
-            annotations=({PIN_KEY: "required"} if pod.pinned else {}) | {SPEC_KEYS[0]: spec},
+            annotations=pod.annotations(),
             cpu_time=time if self.totals else None,
             memory_bytes=memory or None,
         )
@@ -1544,26 +1550,24 @@ class Life(RuleBasedStateMachine):
     # What the agent does, and what must hold then.
 
     def may_settle(self, data: st.DataObject) -> None:
-        if TOGETHER in self.spared or data.draw(st.booleans()):
+        if data.draw(st.booleans()):
             self.settle()
 
     def settle(self) -> None:
-        """Settles and pins, as often as pods are refused and deleted; not while it is away."""
-        while self.up:
-            facts = self.read()
-            settlement = settle(self.machine, self.ledger, facts)
-            again = settle(self.machine, self.ledger, random.sample(facts, len(facts)))
-            assert again == settlement
-            self.ledger = settlement.ledger
-            refused = {one.uid for one in settlement.refused}
-            for uid, pod in self.pods.items():
-                self.pin(pod, uid in refused)
-            self.check()
-            second = settle(self.machine, self.ledger, self.read())
-            assert (second.ledger, second.changes) == (self.ledger, ())
-            if not refused or WAITING not in self.spared:
-                return
-            self.pods = {uid: pod for uid, pod in self.pods.items() if uid not in refused}
+        """Settles and pins, unless the agent is away."""
+        if not self.up:
+            return
+        facts = self.read()
+        settlement = settle(self.machine, self.ledger, facts)
+        again = settle(self.machine, self.ledger, random.sample(facts, len(facts)))
+        assert again == settlement
+        self.ledger = settlement.ledger
+        refused = {one.uid for one in settlement.refused}
+        for uid, pod in self.pods.items():
+            self.pin(pod, uid in refused)
+        self.check()
+        second = settle(self.machine, self.ledger, self.read())
+        assert (second.ledger, second.changes) == (self.ledger, ())
 
     def pin(self, pod: Pod, refused: bool) -> None:
         """What has a pin keeps it; what has none gets one, or its pod is refused."""
@@ -1593,7 +1597,7 @@ class Life(RuleBasedStateMachine):
 
     def check_promise(self, pod: Pod, held: set[int]) -> None:
         """A pod that is not refused holds what all of its containers need, where it may."""
-        assert len(held) == (pod.cpus if pod.pinned else 0)
+        assert len(held) == (pod.cpus if pod.pinned else 0) or pod.chosen
         devices = {one for some in pod.devices.values() for one in some}
         gpus = {self.keys[one] for one in devices}
         assert gpus <= set(_gpus(self.ledger.of_pod(pod.uid)))
@@ -1606,28 +1610,11 @@ class Life(RuleBasedStateMachine):
 
 
 class KnownLife(Life):
-    """With specifications nothing need be spared."""
+    """The agent knows what each pod asks for."""
 
     knows = (ALWAYS,)
 
 
-class SparedLife(Life):
-    """Without what is known to go wrong."""
-
-    spared = frozenset({WAITING, TOGETHER, MINDING, BARE_GPUS, SPANNING})
-
-
-TestKnownLife, TestSparedLife = KnownLife.TestCase, SparedLife.TestCase
-TestKnownLife.settings = TestSparedLife.settings = settings(
-    deadline=None, max_examples=80, stateful_step_count=20
-)
-TestLife = Life.TestCase
-TestLife.settings = settings(
-    deadline=None,
-    max_examples=200,
-    stateful_step_count=20,
-    derandomize=True,
-    database=None,
-    phases=[Phase.generate],
-    report_multiple_bugs=False,
-)
+TestLife, TestKnownLife = Life.TestCase, KnownLife.TestCase
+TestLife.settings = settings(deadline=None, max_examples=100, stateful_step_count=20)
+TestKnownLife.settings = settings(deadline=None, max_examples=60, stateful_step_count=20)

@@ -916,6 +916,13 @@ def test_settle(case: Case) -> None:
 
 DECIDED = {"main": "4-5", "side": "6-7"}
 WRONG = {
+    "one of which nothing runs asks for more than there is": Case(
+        before=(grant("a", cpus="2-3"),),
+        facts=(fact(demand("a", asks(cpus=16))),),
+        after={},
+        changes=("release a: container main asks for 16 CPUs now",),
+        refused={"a": "asked 16 CPUs"},
+    ),
     "a container more of those that a scheduler chose CPUs for": Case(
         before=(grant("a", cpus="4-5"),),
         facts=(

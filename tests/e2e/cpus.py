@@ -72,7 +72,10 @@ def of_classes() -> set[Cpus]:
 
 
 def _effective(folder: Path) -> Cpus:
-    return parse(next(path for name in _EFFECTIVE if (path := folder / name).exists()).read_text())
+    for name in _EFFECTIVE:
+        if (folder / name).exists():
+            return parse((folder / name).read_text())
+    raise FileNotFoundError(folder)
 
 
 def _read_container(folder: Path) -> Container:
