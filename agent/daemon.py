@@ -135,7 +135,7 @@ class Daemon:
     def _pass(self) -> None:
         start = self._beat_s = time.monotonic()
         self._pinning.follow()
-        facts = self._observer.observe(self._config, self._known())
+        facts = self._observer.observe(self._config, self._known(), self._pinning.is_alone)
         if facts is not None:
             observe_only = facts.rules.observe_only is not None
             self._pinning.observe(self._config, facts.node, observe_only)

@@ -68,6 +68,7 @@ class Pinning:
 
     def observe(self, config: Config, node: Node, observe_only: bool) -> None:
         """Which path is in force; where it is the cgroups, which pods and containers there are."""
+        before = self._path
         self._choose_path(config, observe_only)
         self._cgroups = self._troubles.attempt(
             "cgroups", partial(find_cgroups, config.root), self._cgroups
@@ -76,8 +77,8 @@ class Pinning:
             return
         if self._path is Path.NRI:
             self._end_pods(self._cgroups)
-        if self._path is not Path.CGROUP:
-            return
+        if self._path is not Path.CGROUP or before not in (None, Path.CGROUP):
+            return  # when the path changes, kubelet has not been asked for its pods yet
         blind = (
             "" if config.kubelet_url else "no NRI socket, and no kubelet_url tells what pods ask"
         )
@@ -138,6 +139,11 @@ class Pinning:
         for name in outcome.drifted:
             log.warning("drift repaired", container=name)
         self._metrics.carried_out(len(outcome.drifted), outcome.writes)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no container runtime tells of pods, as far as is known."""
+        return self._path in (None, Path.CGROUP)
 
     def stirred(self) -> bool:
         """Whether pods came or went of which nobody may tell."""

@@ -1475,6 +1475,7 @@ class Life(RuleBasedStateMachine):
     def specification_is_learnt_or_forgotten(self, data: st.DataObject) -> None:
         pod = self.pods[data.draw(st.sampled_from(sorted(self.pods)))]
         pod.known = not pod.known
+        pod.promised &= self.totals  # else nobody knows any more what is still to come
         self.may_settle(data)
 
     def start_agent(self) -> None:
