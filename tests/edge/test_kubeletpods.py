@@ -421,11 +421,11 @@ def test_what_is_no_url(url: str, reason: str) -> None:
 def test_nothing_stays_open(of_node: Certificate) -> None:
     with serving(of_node.chain) as server:
         list_pods(server.url, timeout_s=PATIENCE_S)
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = len(os.listdir("/proc/self/fd"))
     with serving(of_node.chain) as server:
         for status in (200, 500):
             server.status = status
             with contextlib.suppress(KubeletError):
                 list_pods(server.url, timeout_s=PATIENCE_S)
         complaint(server.url, ca_file=str(of_node.chain.parent / "none"))
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
