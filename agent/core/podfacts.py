@@ -80,7 +80,7 @@ def read_facts(
     for pod in pods:
         holding = held.get(pod.pod)
         foreign = elsewhere.get(pod.id, frozenset()) if holding else frozenset()
-        causes = (pod, *of_pod[pod.id], holding, specs.get(pod.uid), keys)
+        causes = (pod, *of_pod[pod.id], holding, specs.get(pod.uid), keys, len(foreign))
         known = before.get(pod.id)
         if known is None or foreign or not _same(known[0], causes):
             given = _given(of_pod[pod.id], holding, keys, foreign)

@@ -86,9 +86,9 @@ def settle(
     }
     before = {uid: pod.grants for uid, pod in ledger.pods.items()}
     doubts, ledger, refused, notes = _settle_once(machine, ledger, of_pod, memory)
-    was: Ledger | None = None
-    while refused and ledger != was:  # what one could not have, others may have left by now
-        was = ledger
+    was, rounds = None, 0
+    while refused and ledger != was and rounds < _MOST_ROUNDS:  # others may have left room by now
+        was, rounds = ledger, rounds + 1
         _, ledger, refused, more = _settle_once(machine, ledger, of_pod, memory)
         notes += more
     after = {uid: pod.grants for uid, pod in ledger.pods.items()}
@@ -133,6 +133,8 @@ def _runs_on(fact: PodFact, grants: tuple[Grant, ...]) -> bool:
 
 
 _NEW = "it is new"
+_MOST_ROUNDS = 8
+"""A bound; one round after the first changes nothing as a rule."""
 
 
 def _concerns_us(fact: PodFact) -> bool:
@@ -195,7 +197,7 @@ def _doubt_sizes(demand: Demand, grants: tuple[Grant, ...]) -> str | None:
     """Whether a pinned pod has other containers now, or they another size."""
     asked = {container.name: container.cpus for container in demand.containers}
     held = {grant.container: len(grant.cpus) for grant in grants if grant.cpus}
-    for container in asked.keys() | held.keys():
+    for container in sorted(asked.keys() | held.keys()):
         if (want := asked.get(container, 0)) != held.get(container, 0):
             return f"container {container} asks for {want} CPUs now"
     return None

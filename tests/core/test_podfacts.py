@@ -746,7 +746,6 @@ def test_nothing_is_remembered_of_pods_that_are_gone() -> None:
     assert not memory
 
 
-@pytest.mark.xfail(strict=True, reason="what a namesake has is no cause that is compared")
 def test_what_is_remembered_follows_a_namesake() -> None:
     """Kubelet lists the GPUs of both by their name: a's are those that b does not have."""
     old, new = sandbox(2, uid="a", name="ns/x"), sandbox(2, uid="b", name="ns/x")
