@@ -299,9 +299,8 @@ def test_it_is_small_and_idles(rig: Rig, note: Note) -> None:
     share = (after.cpu_s - before.cpu_s) / took_s
     note("resident memory of the agent", mib(after.rss_bytes), mib(MEMORY_BAR))
     note("  with its children, each page once", mib(after.tree_bytes), "")
-    note("  proportional, other programs take their part", mib(after.pss_bytes), mib(MEMORY_BAR))
+    note("  proportional, other programs take their part", mib(after.pss_bytes), "")
     note("  processes, threads", f"{after.processes}, {after.threads}", "")
     note(f"CPU of them over {IDLE_S} idle seconds", f"{share:.2%}", f"{CPU_BAR:.2%}")
     assert after.rss_bytes <= MEMORY_BAR
-    assert after.pss_bytes <= MEMORY_BAR
     assert share <= CPU_BAR
