@@ -165,10 +165,9 @@ class Daemon:
         """Until the bell rings, pods came or went unannounced, or it is time."""
         busy = time.monotonic() < self._busy_until_s
         end_s = time.monotonic() + (_BUSY_TICK_S if busy else self._config.period_s)
-        slice_s = _GLANCE_S if self._pinning.is_alone else 3 * _GLANCE_S
         while (left_s := end_s - time.monotonic()) > 0:
             try:
-                self._bell.get(timeout=min(left_s, slice_s))
+                self._bell.get(timeout=min(left_s, _GLANCE_S))
                 break
             except queue.Empty:
                 if self._pinning.stirred():
