@@ -52,7 +52,6 @@ class Observer:
     _read_s: float = float("-inf")
     _marks: FaultMarks = field(default_factory=FaultMarks)
     _holdings: tuple[Holding, ...] = ()
-    _keys: dict[str, str] = field(default_factory=dict)
     _pods: tuple[object, ...] = ()
 
     def forget(self) -> None:
@@ -72,10 +71,9 @@ class Observer:
         self._marks = attempt(
             "fault file", partial(read_fault_marks, config.fault_file), self._marks
         )
-        self._keep(with_faults(joined, _faults(joined, known, self._marks)), config)
+        self._keep(with_faults(joined, _faults(joined, known, self._marks)))
         listing = partial(list_holdings, config.pod_resources, GPU_RESOURCE)
-        holdings = attempt("pod resources", listing, self._holdings)
-        self._holdings = self._holdings if holdings == self._holdings else holdings
+        self._holdings = attempt("pod resources", listing, self._holdings)
         if not wants_pods:
             self._pods = ()
         elif config.kubelet_url:
@@ -96,10 +94,8 @@ class Observer:
             self._kubelet,
         )
 
-    def _keep(self, machine: Machine, config: Config) -> None:
-        """Keeps the same objects where they are equal: all that was made of them is kept, too."""
-        keys = keys_by_id(machine, config.device_ids)
-        self._keys = self._keys if keys == self._keys else keys
+    def _keep(self, machine: Machine) -> None:
+        """Keeps the same object where it is equal: all that was made of it is kept, too."""
         if machine == self.machine:
             return
         self.machine = machine
@@ -114,7 +110,7 @@ class Observer:
             reserved=_reserved(config, self._kubelet) & self.machine.cpus,
             holdings=self._holdings,
             specs={uid: pod for pod in self._pods if (uid := uid_of(pod))},
-            keys=self._keys,
+            keys=keys_by_id(self.machine, config.device_ids),
         )
 
     def _rules(self, config: Config) -> Rules:

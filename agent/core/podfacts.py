@@ -9,7 +9,6 @@ whenever they come. A pod whose specification is known needs none of that.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from operator import is_
 from types import MappingProxyType
 
 from agent.core.adoption import Pin, PodFact
@@ -80,9 +79,9 @@ def read_facts(
     for pod in pods:
         holding = held.get(pod.pod)
         foreign = elsewhere.get(pod.id, frozenset()) if holding else frozenset()
-        causes = (pod, *of_pod[pod.id], holding, specs.get(pod.uid), keys, len(foreign))
+        causes = (pod, *of_pod[pod.id], holding, specs.get(pod.uid), keys, foreign)
         known = before.get(pod.id)
-        if known is None or foreign or not _same(known[0], causes):
+        if known is None or known[0] != causes:
             given = _given(of_pod[pod.id], holding, keys, foreign)
             fact = _fact(pod, of_pod[pod.id], given, specs.get(pod.uid))
             known = causes, fact
@@ -132,10 +131,6 @@ def _held_elsewhere(
         if len(group) > 1
         for pod in group
     }
-
-
-def _same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
-    return len(before) == len(now) and all(map(is_, before, now))
 
 
 def _fact(
