@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agent import log
+from agent.core.backoff import doubled_s
 from agent.core.continuity import remember
 from agent.core.discovery import DriverReading
 from agent.core.health import (
@@ -86,8 +87,7 @@ class Driver:
             if why != said and failures:
                 log.warning("gpu driver", reason=why)
             said = why if failures else None
-            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures, 16))
-            self._stopping.wait(pause_s)
+            self._stopping.wait(doubled_s(failures, _FIRST_PAUSE_S, _LONGEST_PAUSE_S))
 
     def _hear(self, message: DriverReading | Sighting) -> None:
         before = self.known

@@ -12,6 +12,8 @@ Source: kubelet 1.36, pkg/kubelet/cm/devicemanager.
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from agent.core.backoff import doubled_s
+
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 OPENING_S = 3.0
@@ -119,4 +121,4 @@ def after_attempt(
 
 def pause_s(failures: int) -> float:
     """How long to wait after so many failures in a row, without jitter: doubled each time."""
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures, 16))
+    return doubled_s(failures, FIRST_PAUSE_S, LONGEST_PAUSE_S)

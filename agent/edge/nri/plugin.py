@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from agent import log
+from agent.core.backoff import doubled_s
 from agent.core.placement import Refusal
 from agent.core.runtime import Cpuset, RuntimeContainer, RuntimePod, Stage
 from agent.core.strict_json import printable
@@ -283,7 +284,7 @@ class NriPlugin:
 def pause_s(failures: int, chance: float) -> float:
     """How long to wait after so many failures in a row. `chance` is between 0 and 1, so that the
     plugins of a node do not come all at once."""
-    whole_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(failures - 1, 10))
+    whole_s = doubled_s(failures - 1, _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
     return whole_s * (0.5 + 0.5 * chance)
 
 
