@@ -8,9 +8,7 @@ import argparse
 import difflib
 import ipaddress
 import json
-import os
 import re
-import stat
 import textwrap
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +22,7 @@ from agent.core.placement import MemoryRule
 from agent.core.runtime import OnUnsatisfied, Unannotated
 from agent.core.strict_json import printable
 from agent.errors import ConfigError
+from agent.files import read_bytes
 
 _LARGEST_FILE: Final = 64 << 10
 _LONGEST_PATH: Final = 4095
@@ -454,7 +453,7 @@ def _read_value(prefix: str, spelling: str, name: str, value: object) -> Any:
 
 def _read_toml(file: str, where: str) -> dict[str, object]:
     try:
-        text = _read_bytes(file).decode("utf-8-sig")
+        text = read_bytes(file, _LARGEST_FILE).decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{where}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -467,17 +466,6 @@ def _read_toml(file: str, where: str) -> dict[str, object]:
         raise ConfigError(f"{where}: is not TOML: it is nested too deep") from error
     except ValueError as error:
         raise ConfigError(f"{where}: is not TOML: {printable(str(error), 200)}") from error
-
-
-def _read_bytes(file: str) -> bytes:
-    """Raises OSError, or ValueError with the reason. Does not wait at a pipe."""
-    with open(file, "rb", opener=lambda path, how: os.open(path, how | os.O_NONBLOCK)) as opened:
-        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-            raise ValueError("it is not a regular file")
-        data = opened.read(_LARGEST_FILE + 1)
-    if len(data) > _LARGEST_FILE:
-        raise ValueError(f"it is larger than {_LARGEST_FILE >> 10} KiB")
-    return data
 
 
 def format_example() -> str:

@@ -7,7 +7,6 @@ force, also where a flag was given. Kubelet replaces it as a whole.
 """
 
 import os
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,6 +16,7 @@ import yaml
 from agent.core.bitmap import Bitmap
 from agent.core.strict_json import Object, parse_json, part, printable, shown, typed
 from agent.errors import KubeletError
+from agent.files import read_bytes
 
 _LARGEST: Final = 4 << 20
 """Bytes of either file."""
@@ -66,7 +66,7 @@ def read_cpu_manager(kubelet_dir: str, config_file: str = "") -> KubeletFacts:
 def _read(path: str, parse: Callable[[str], KubeletFacts]) -> KubeletFacts:
     """Nothing where there is no file. Raises KubeletError."""
     try:
-        return parse(_read_bytes(path).decode())
+        return parse(read_bytes(path, _LARGEST).decode())
     except FileNotFoundError:
         return KubeletFacts()
     except OSError as error:
@@ -77,17 +77,6 @@ def _read(path: str, parse: Callable[[str], KubeletFacts]) -> KubeletFacts:
         raise KubeletError(f"{printable(path, 400)}: {reason}") from error
     except ValueError as error:
         raise KubeletError(f"{printable(path, 400)}: cannot be understood: {error}") from error
-
-
-def _read_bytes(path: str) -> bytes:
-    """Raises OSError, or ValueError with the reason. Does not wait at a pipe."""
-    with open(path, "rb", opener=lambda path, how: os.open(path, how | os.O_NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError("it is not a regular file")
-        data = file.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        raise ValueError(f"it is larger than {_LARGEST >> 20} MiB")
-    return data
 
 
 # --- the CPU manager's state ----------------------------------------------------------------------
