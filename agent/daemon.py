@@ -40,6 +40,9 @@ _BUSY_S = 3.0
 _BUSY_TICK_S = 0.5
 _GLANCE_S = 1.0
 """How often the cgroups are glanced at for pods that came or went: a runtime may tell nothing."""
+_GAP_S = 0.05
+"""Between the beginnings of two passes: many pods may ring at once, and kubelet refuses to tell who
+holds its devices more than 100 times a second."""
 _STALLED_S = 60.0
 """A pass that takes longer is stuck, and the agent better started anew."""
 
@@ -172,6 +175,7 @@ class Daemon:
             except queue.Empty:
                 if self._pinning.stirred():
                     break
+        time.sleep(max(0.0, self._beat_s + _GAP_S - time.monotonic()))
         with suppress(queue.Empty):
             while True:
                 self._bell.get_nowait()
