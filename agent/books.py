@@ -15,6 +15,7 @@ from agent.core.layout import lay_out
 from agent.core.ledger import Grant, Ledger
 from agent.core.offer import GPUS_KEY, Holding
 from agent.core.placement import MemoryRule, Refusal
+from agent.core.podevents import PodEvent, Reason, see_events
 from agent.core.podfacts import Memory, read_facts
 from agent.core.pool import GroupPod, Qos
 from agent.core.request import PIN_KEY, Demand
@@ -26,7 +27,7 @@ from agent.core.runtime import (
     Stage,
     Unannotated,
 )
-from agent.core.settlement import Settlement, settle
+from agent.core.settlement import PodFact, Settlement, settle
 from agent.core.topology import EMPTY, Machine, union
 
 
@@ -44,12 +45,12 @@ class Rules:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """What a pass observed beside the runtime. `keys` are those of the GPUs by device id, `specs`
-    are pods as Kubernetes has them by uid, as far as known."""
+    are pods as Kubernetes has them by uid, None where nobody tells."""
 
     machine: Machine
     reserved: Bitmap = EMPTY
     holdings: tuple[Holding, ...] = ()
-    specs: Mapping[str, object] = field(default_factory=dict)
+    specs: Mapping[str, object] | None = None
     keys: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -69,8 +70,13 @@ class Pinned:
 class Books:
     """All methods may be called by any thread."""
 
-    def __init__(self, ring: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        ring: Callable[[], None],
+        tell: Callable[[Sequence[PodEvent]], None] = lambda events: None,
+    ) -> None:
         self._ring = ring
+        self._tell = tell
         self._lock = threading.Lock()
         self._rules = Rules()
         self._node: Node | None = None
@@ -81,6 +87,7 @@ class Books:
         self._told = False
         self._asking: frozenset[str] = frozenset()
         self._refused: dict[str, str] = {}
+        self._noted: dict[str, tuple[str, ...]] = {}
         self.turn = 0
         """Counts what happened: the cgroups are to follow."""
 
@@ -102,13 +109,15 @@ class Books:
             tuple(self._pods.values()),
             tuple(self._containers.values()),
             node.holdings,
-            node.specs,
+            node.specs or {},
             node.keys,
             self._memory,
         )
         settlement = settle(node.machine, ledger, facts, self._rules.memory)
         self.turn += bool(settlement.changes)
-        _say(settlement, {pod.uid: pod.pod for pod in self._pods.values()})
+        names = {pod.uid: pod.pod for pod in self._pods.values()}
+        _say(settlement, names)
+        self._tell_all(settlement, facts, names)
         self._ledger = settlement.ledger
         self._asking = frozenset(
             fact.demand.uid
@@ -117,6 +126,28 @@ class Books:
         )
         self._refused = {one.uid: one.reason for one in settlement.refused}
         return settlement
+
+    def _tell_all(
+        self, settlement: Settlement, facts: Sequence[PodFact], names: Mapping[str, str]
+    ) -> None:
+        """What is new about pods that are here."""
+        noted = {fact.demand.uid: notes for fact in facts if (notes := _notes_of(fact))}
+        fresh = replace(
+            settlement,
+            refused=tuple(
+                one for one in settlement.refused if self._refused.get(one.uid) != one.reason
+            ),
+        )
+        events = [*see_events(fresh, names)]
+        for uid, notes in noted.items():
+            if uid in names and notes != self._noted.get(uid):
+                message = "; ".join(notes)
+                reason = Reason.IGNORED
+                events.append(PodEvent(uid=uid, pod=names[uid], reason=reason, message=message))
+                log.warning("annotations", pod=names[uid], note=message)
+        self._noted = noted
+        if events:
+            self._tell(events)
 
     def see(self, pods: Sequence[RuntimePod], containers: Sequence[RuntimeContainer]) -> None:
         """These are the pods and containers that there are, in order of creation; unless a runtime
@@ -323,6 +354,10 @@ def _say(settlement: Settlement, names: Mapping[str, str]) -> None:
         )
     for uid, note in settlement.notes:
         log.warning("placed otherwise", pod=names.get(uid, uid), note=note)
+
+
+def _notes_of(fact: PodFact) -> tuple[str, ...]:
+    return fact.demand.notes if isinstance(fact.demand, Demand) else ()
 
 
 def _grant(ledger: Ledger, pod: RuntimePod, container: RuntimeContainer) -> Grant | None:

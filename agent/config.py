@@ -19,6 +19,7 @@ from typing import Any, Final
 from agent.core.bitmap import Bitmap
 from agent.core.offer import IdKind
 from agent.core.placement import MemoryRule
+from agent.core.report import TOPOLOGY_POLICIES, TOPOLOGY_SCOPES
 from agent.core.runtime import OnUnsatisfied, Unannotated
 from agent.core.strict_json import printable
 from agent.errors import ConfigError
@@ -36,6 +37,8 @@ _CDI_KIND: Final = re.compile(
     re.ASCII,
 )
 """Source: the CDI specification, "Kind", and what its Go package lets pass of that."""
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LABEL_NAME: Final = re.compile(r"(?=.{1,63}\Z)[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", re.ASCII)
 _ADDRESS: Final = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+)):([0-9]{1,5})", re.ASCII)
 
 
@@ -182,6 +185,17 @@ def _is_url(text: str) -> bool:
     return bool(re.fullmatch(r"https?://[\w.:\[\]-]{1,255}/?", text, re.ASCII))
 
 
+def _is_node_name(text: str) -> bool:
+    """Source: Kubernetes, a DNS subdomain (RFC 1123)."""
+    return len(text) <= 253 and bool(_SUBDOMAIN.fullmatch(text))
+
+
+def _is_label_key(text: str) -> bool:
+    """Source: Kubernetes, qualified names of labels and taints."""
+    prefix, slash, name = text.rpartition("/")
+    return (not slash or _is_node_name(prefix)) and bool(_LABEL_NAME.fullmatch(name))
+
+
 # --- the options ----------------------------------------------------------------------------------
 
 
@@ -324,6 +338,59 @@ class Config:
         metavar="URL",
         meant="a URL like https://127.0.0.1:10250",
         is_meant=_is_url,
+    )
+    kube_api: str = _text(
+        "",
+        "Where the Kubernetes API is, such as https://10.0.0.1:6443. Empty: where a pod is told that "
+        "it is (KUBERNETES_SERVICE_HOST); outside of a pod nothing is reported.",
+        metavar="URL",
+        meant="a URL like https://10.0.0.1:6443",
+        is_meant=_is_url,
+    )
+    service_account_dir: str = _path(
+        "/var/run/secrets/kubernetes.io/serviceaccount",
+        "The folder with the agent's token and with the ca.crt of the Kubernetes API, as Kubernetes "
+        "mounts it into pods. Both may change at any time.",
+    )
+    node_name: str = _text(
+        "",
+        "What Kubernetes calls this node. Empty: the host's name, as kubelet itself does.",
+        metavar="NAME",
+        meant="a node's name, like gpu-node-1",
+        is_meant=_is_node_name,
+    )
+    topology_policy: str = _word(
+        "kubelet",
+        "The topology manager policy that is reported to schedulers; at kubelet, the one that "
+        "kubelet has. A scheduler that only aligns pods on nodes of the policy single-numa-node can "
+        "be made to do so here.",
+        ("kubelet", *TOPOLOGY_POLICIES),
+    )
+    topology_scope: str = _word(
+        "kubelet",
+        "The topology manager scope that is reported to schedulers; at kubelet, the one that kubelet "
+        "has.",
+        ("kubelet", *TOPOLOGY_SCOPES),
+    )
+    ack_objects: str = _word(
+        "yes",
+        "Whether the node gets the labels and the ConfigMap that ACK's tools read (card model, links "
+        "for arena), and whether faulty GPUs are read from ACK's ConfigMaps.",
+        ("yes", "no"),
+    )
+    koordinator_device: str = _word(
+        "no",
+        "Whether Koordinator's Device object is written. Only for a cluster with Koordinator's "
+        "scheduler whose koordlet does not write it.",
+        ("yes", "no"),
+    )
+    startup_taint: str = _text(
+        "numalet.io/starting",
+        "The key of a taint that is taken from the node once kubelet has our GPUs, so that no pod "
+        "comes before. Empty: no taint is touched.",
+        metavar="KEY",
+        meant="the key of a taint, like numalet.io/starting",
+        is_meant=_is_label_key,
     )
     period_s: float = _seconds(
         10,

@@ -3,6 +3,7 @@
     main thread      the pass, rung by the bell or a slow tick
     driver           what the GPU driver says (driver.py)
     kubelet, rpc     edge.deviceplugin; RPCs are answered from the last snapshot
+    report, watches  what the cluster is told, and the pods that it tells of (reporting.py)
     status           /healthz, /readyz, /metrics
 
 What threads share is one immutable snapshot, replaced by assignment.
@@ -17,22 +18,27 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from agent import log
-from agent.books import Books
+from agent.books import Books, Node
 from agent.config import Config
 from agent.core.health import HealthPolicy
 from agent.core.layout import key
 from agent.core.ledger import Ledger
 from agent.core.offer import Allocation, IdKind, Offer, allocate, make_offer, prefer
 from agent.core.placement import Refusal
+from agent.core.podevents import PodEvent
+from agent.core.podspecs import waiting_for_gpus
+from agent.core.report import About
 from agent.core.request import GPU_RESOURCE, Demand
 from agent.core.settlement import Settlement
 from agent.driver import Driver, DriverSettings, Known, Listener
 from agent.edge.deviceplugin import Answers, DevicePlugin
+from agent.edge.kubeapi import find_server
 from agent.edge.nri import Callbacks, NriPlugin
 from agent.edge.status import GpuRow, Metrics, StatusServer, start_status
 from agent.errors import AgentError
-from agent.observing import Facts, Observer
+from agent.observing import Cluster, Facts, Observer
 from agent.pinning import Pinning
+from agent.reporting import Reporter, ReportSettings, node_name, to_about, to_saying
 from agent.troubles import Troubles
 
 _BUSY_S = 3.0
@@ -105,11 +111,13 @@ class Daemon:
         self._driver: _Running[Driver] | None = None
         self._status: _Running[StatusServer] | None = None
         self._nri: _Running[NriPlugin] | None = None
+        self._reporter: _Running[Reporter] | None = None
         self._troubles = Troubles(self._metrics.failed)
         self._observer = Observer(troubles=self._troubles)
-        self._books = Books(self._ring)
-        self._pinning = Pinning(self._books, self._metrics, self._troubles)
+        self._books = Books(self._ring, self._tell)
+        self._pinning = Pinning(self._books, self._metrics, self._troubles, self._tell)
         self._snapshot: Snapshot | None = None
+        self._said: tuple[Ledger, About, bool] | None = None
         self._beat_s = time.monotonic()
         self._busy_until_s = 0.0
 
@@ -131,6 +139,7 @@ class Daemon:
             _close(self._nri)
             _close(self._plugin)
             _close(self._driver)
+            _close(self._reporter)
             _close(self._status)
 
     # --- the pass ---------------------------------------------------------------------------------
@@ -138,7 +147,8 @@ class Daemon:
     def _pass(self) -> None:
         start = self._beat_s = time.monotonic()
         self._pinning.follow()
-        facts = self._observer.observe(self._config, self._known(), self._pinning.is_alone)
+        cluster = self._cluster()
+        facts = self._observer.observe(self._config, self._known(), cluster, self._pinning.is_alone)
         if facts is not None:
             observe_only = facts.rules.observe_only is not None
             self._pinning.observe(self._config, facts.node, observe_only)
@@ -147,14 +157,37 @@ class Daemon:
 
     def _act(self, facts: Facts, settlement: Settlement) -> None:
         offer = make_offer(settlement.ledger.layout, facts.manner)
-        self._snapshot = Snapshot(offer=offer, ledger=settlement.ledger)
+        self._snapshot = Snapshot(
+            offer=offer, ledger=settlement.ledger, pending=_pending(facts.node)
+        )
         if offer.devices and self._plugin:
             self._plugin.part.update(offer.devices)
         self._metrics.show_gpus(_rows(settlement.ledger))
         refused = "; ".join(f"{one.pod}: {one.reason}" for one in settlement.refused)
         self._troubles.tell("refused", refused)
+        self._metrics.refused(len(settlement.refused))
         self._start_nri(facts)
         self._pinning.follow()
+        self._say(facts, settlement.ledger)
+
+    def _say(self, facts: Facts, ledger: Ledger) -> None:
+        """Lets the cluster know, if anything is new."""
+        if self._reporter is None or self._reporter.closed:
+            return
+        registered = self._is_ready() is None
+        said = ledger, to_about(self._config, facts, self._pinning.path), registered
+        if self._said is None or ledger is not self._said[0] or said[1:] != self._said[1:]:
+            self._said = said
+            self._reporter.part.say(to_saying(ledger, said[1], self._config, registered))
+
+    def _tell(self, events: Sequence[PodEvent]) -> None:
+        if events and self._reporter and not self._reporter.closed:
+            self._reporter.part.tell(events)
+
+    def _cluster(self) -> Cluster:
+        if self._reporter is None or self._reporter.closed:
+            return Cluster()
+        return Cluster(pods=self._reporter.part.pods, marks=self._reporter.part.marks)
 
     def _known(self) -> Known:
         return self._driver.part.known if self._driver else Known()
@@ -233,6 +266,7 @@ class Daemon:
         )
         known = self._known()
         self._driver = _renew(self._driver, driver, lambda: Driver(driver, known, listener))
+        self._renew_reporter(config)
         address, checks = config.status_address, (self._is_alive, self._is_ready)
         if address:
             self._status = _renew(
@@ -240,6 +274,22 @@ class Daemon:
             )
         else:
             _close(self._status)
+
+    def _renew_reporter(self, config: Config) -> None:
+        self._said = None
+        server = find_server(config.kube_api, config.service_account_dir)
+        if server is None:
+            _close(self._reporter)
+            return
+        settings = ReportSettings(
+            server=server,
+            node=node_name(config),
+            ack=config.ack_objects == "yes",
+            taint=config.startup_taint,
+        )
+        self._reporter = _renew(
+            *(self._reporter, settings), lambda: Reporter(settings, self._metrics, self._ring)
+        )
 
     def _start_nri(self, facts: Facts) -> None:
         """Not before the machine is known: from then on containers are created as we say."""
@@ -297,6 +347,11 @@ class Daemon:
         if method == "Allocate":
             self._busy_until_s = time.monotonic() + _BUSY_S
             self._ring()
+
+
+def _pending(node: Node) -> tuple[Demand, ...]:
+    pods = (node.specs or {}).values()
+    return waiting_for_gpus(pods, {holding.pod for holding in node.holdings})
 
 
 def _rows(ledger: Ledger) -> Iterator[GpuRow]:

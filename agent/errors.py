@@ -4,6 +4,7 @@ AgentError
 ├── ConfigError            an option or a file given by the user that cannot be meant
 ├── DiscoveryError         the machine cannot be read, or what it says contradicts itself
 ├── KubeletError           kubelet cannot be reached, or what it answers makes no sense
+├── KubeApiError           the API server cannot be reached, or refuses
 ├── ContainerRuntimeError  the container runtime cannot be reached, or breaks its protocol
 └── PinError               a cpuset cannot be read or written
 
@@ -26,6 +27,14 @@ class DiscoveryError(AgentError):
 
 class KubeletError(AgentError):
     """Kubelet cannot be reached, or what it answers makes no sense."""
+
+
+class KubeApiError(AgentError):
+    """The API server cannot be reached, or refuses; `status` is HTTP's, None without an answer."""
+
+    def __init__(self, sentence: str, status: int | None = None) -> None:
+        super().__init__(sentence)
+        self.status = status
 
 
 class ContainerRuntimeError(AgentError):

@@ -2,7 +2,8 @@
 
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from agent import log
@@ -12,7 +13,7 @@ from agent.core.bitmap import Bitmap
 from agent.core.continuity import with_faults
 from agent.core.discovery import Host
 from agent.core.health import FaultMarks
-from agent.core.offer import Holding, Manner, keys_by_id
+from agent.core.offer import Manner, PodList, keys_by_id
 from agent.core.podspecs import uid_of
 from agent.core.request import GPU_RESOURCE
 from agent.core.topology import EMPTY, Machine
@@ -21,24 +22,33 @@ from agent.edge.devnodes import read_device_nodes
 from agent.edge.faultfile import read_fault_marks
 from agent.edge.kubeletfiles import KubeletFacts, read_cpu_manager
 from agent.edge.kubeletpods import list_pods
-from agent.edge.podresources import list_holdings
+from agent.edge.podresources import read_pod_list
 from agent.edge.sysfs import read_host
 from agent.observation import join
 from agent.troubles import Troubles
 
-_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"
-"""Source: Kubernetes, where it puts the token of a pod's service account."""
 _HOST_S = 60.0
 """How often sysfs and kubelet's files are read: they change rarely; a wide machine takes 25 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What the API server tells: the pods of this node by uid, None while that is not known, and
+    the GPUs that an administrator has marked there."""
+
+    pods: Mapping[str, object] | None = None
+    marks: FaultMarks = field(default_factory=FaultMarks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a pass has observed."""
+    """What a pass has observed. `pods` are (namespace, name) of all that kubelet has."""
 
     node: Node
     manner: Manner
     rules: Rules
+    kubelet: KubeletFacts
+    pods: tuple[tuple[str, str], ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,16 +61,19 @@ class Observer:
     _kubelet: KubeletFacts = field(default_factory=KubeletFacts)
     _read_s: float = float("-inf")
     _marks: FaultMarks = field(default_factory=FaultMarks)
-    _holdings: tuple[Holding, ...] = ()
+    _pod_list: PodList = field(default_factory=PodList)
     _pods: tuple[object, ...] = ()
 
     def forget(self) -> None:
         """Everything is to be read anew."""
         self._read_s = float("-inf")
 
-    def observe(self, config: Config, known: Known, wants_pods: bool) -> Facts | None:
-        """None as long as no machine is known. Kubelet's pods are read only where nobody else tells
-        of pods: that takes it and us 20 ms and more."""
+    def observe(
+        self, config: Config, known: Known, cluster: Cluster, wants_pods: bool
+    ) -> Facts | None:
+        """None as long as no machine is known. `wants_pods`: no runtime tells of pods. Only then
+        are kubelet's read, which takes it and us 20 ms and more; the API server hears later of
+        what runs."""
         attempt = self.troubles.attempt
         self._read_rarely(config)
         if self._host is None or known.reading is None:
@@ -71,16 +84,26 @@ class Observer:
         self._marks = attempt(
             "fault file", partial(read_fault_marks, config.fault_file), self._marks
         )
-        self._keep(with_faults(joined, _faults(joined, known, self._marks)))
-        listing = partial(list_holdings, config.pod_resources, GPU_RESOURCE)
-        self._holdings = attempt("pod resources", listing, self._holdings)
-        if not wants_pods:
-            self._pods = ()
-        elif config.kubelet_url:
-            self._pods = attempt(
-                "kubelet's pods", partial(list_pods, config.kubelet_url, _token_file()), self._pods
-            )
-        return Facts(node=self._node(config), manner=_manner(config), rules=self._rules(config))
+        faults = _faults(joined, known, self._marks, cluster.marks)
+        self._keep(replace(with_faults(joined, faults), name=config.node_name or joined.name))
+        listing = partial(read_pod_list, config.pod_resources, GPU_RESOURCE)
+        self._pod_list = attempt("pod resources", listing, self._pod_list)
+        specs = cluster.pods
+        if wants_pods and config.kubelet_url:
+            specs = self._read_pods(config)
+        return Facts(
+            node=self._node(config, specs),
+            manner=_manner(config),
+            rules=self._rules(config),
+            kubelet=self._kubelet,
+            pods=self._pod_list.pods,
+        )
+
+    def _read_pods(self, config: Config) -> Mapping[str, object]:
+        token = os.path.join(config.service_account_dir, "token")
+        asking = partial(list_pods, config.kubelet_url, token if os.path.exists(token) else "")
+        self._pods = self.troubles.attempt("kubelet's pods", asking, self._pods)
+        return {uid: pod for pod in self._pods if (uid := uid_of(pod))}
 
     def _read_rarely(self, config: Config) -> None:
         now_s = time.monotonic()
@@ -103,13 +126,13 @@ class Observer:
         log.info("machine", nodes=len(machine.nodes), gpus=len(machine.gpus), healthy=healthy)
         self.troubles.tell("machine warnings", "; ".join(machine.warnings))
 
-    def _node(self, config: Config) -> Node:
+    def _node(self, config: Config, specs: Mapping[str, object] | None) -> Node:
         assert self.machine is not None
         return Node(
             machine=self.machine,
             reserved=_reserved(config, self._kubelet) & self.machine.cpus,
-            holdings=self._holdings,
-            specs={uid: pod for pod in self._pods if (uid := uid_of(pod))},
+            holdings=self._pod_list.holdings,
+            specs=specs,
             keys=keys_by_id(self.machine, config.device_ids),
         )
 
@@ -124,11 +147,6 @@ class Observer:
             lift_quota=config.lift_quota == "yes",
             observe_only=why or None,
         )
-
-
-def _token_file() -> str:
-    """The service account's, where the agent is a pod."""
-    return _TOKEN if os.path.exists(_TOKEN) else ""
 
 
 def _reserved(config: Config, kubelet: KubeletFacts) -> Bitmap:
@@ -147,12 +165,12 @@ def _manner(config: Config) -> Manner:
     )
 
 
-def _faults(machine: Machine, known: Known, marks: FaultMarks) -> dict[str, str]:
+def _faults(machine: Machine, known: Known, *marks: FaultMarks) -> dict[str, str]:
     """Why GPUs cannot be given out, by UUID, beside what the driver's reading says."""
     ill = {uuid: health.reason for uuid, health in known.healths.items() if health.reason}
     marked = {
         gpu.uuid: "an administrator marked it as faulty"
         for gpu in machine.gpus
-        if gpu.uuid and (gpu.uuid in marks.uuids or gpu.index in marks.indices)
+        if gpu.uuid and any(gpu.uuid in one.uuids or gpu.index in one.indices for one in marks)
     }
     return ill | marked

@@ -3,7 +3,7 @@ that no container runtime makes."""
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -11,6 +11,7 @@ from functools import partial
 from agent import log
 from agent.books import Books, Node, Pinned
 from agent.config import Config
+from agent.core.podevents import PodEvent, Reason
 from agent.core.podspecs import see_specs
 from agent.core.pool import Groups, Qos, find_drift, plan_writes
 from agent.core.runtime import Cpuset, RuntimeContainer, RuntimePod, Stage
@@ -33,6 +34,9 @@ _VERIFY_S = 30.0
 """How often cgroups are looked at when nothing happened: somebody else may have written them."""
 
 
+_BLIND = "no NRI socket, and neither the Kubernetes API nor a kubelet_url tells what pods ask"
+
+
 class Path(StrEnum):
     """Who gives containers their CPUs."""
 
@@ -47,7 +51,14 @@ class Path(StrEnum):
 class Pinning:
     """Follows the books. The runtime's plugin calls what begins with `on_`, the pass all else."""
 
-    def __init__(self, books: Books, metrics: Metrics, troubles: Troubles) -> None:
+    def __init__(
+        self,
+        books: Books,
+        metrics: Metrics,
+        troubles: Troubles,
+        tell: Callable[[Sequence[PodEvent]], None] = lambda events: None,
+    ) -> None:
+        self._tell = tell
         self._books = books
         self._metrics = metrics
         self._troubles = troubles
@@ -79,9 +90,7 @@ class Pinning:
             self._end_pods(self._cgroups)
         if self._path is not Path.CGROUP or before not in (None, Path.CGROUP):
             return  # when the path changes, kubelet has not been asked for its pods yet
-        blind = (
-            "" if config.kubelet_url else "no NRI socket, and no kubelet_url tells what pods ask"
-        )
+        blind = _BLIND if node.specs is None else ""
         self._troubles.tell("pods are not known", blind)
         if blind:
             return  # what is known stays
@@ -89,7 +98,7 @@ class Pinning:
         if groups is not None:
             self._names = self._list_pods(self._cgroups)
             pool = self._books.ledger.shared_pool if self._books.ledger else EMPTY
-            self._books.see(*see_specs(node.specs.values(), groups, pool))
+            self._books.see(*see_specs((node.specs or {}).values(), groups, pool))
 
     def on_synchronize(
         self, pods: Sequence[RuntimePod], containers: Sequence[RuntimeContainer]
@@ -136,9 +145,14 @@ class Pinning:
             return
         self._done, self._checked_s, self._pinned = turn, now_s, outcome.pinned
         self._troubles.tell("cpusets", "; ".join(outcome.troubles))
-        for name in outcome.drifted:
-            log.warning("drift repaired", container=name)
+        for one in outcome.drifted:
+            log.warning("drift repaired", container=one.name)
+        self._tell([_to_drift(one) for one in outcome.drifted])
         self._metrics.carried_out(len(outcome.drifted), outcome.writes)
+
+    @property
+    def path(self) -> Path:
+        return self._path or Path.NONE
 
     @property
     def is_alone(self) -> bool:
@@ -161,11 +175,12 @@ class Pinning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`pinned` are the ids of containers that have their CPUs, `drifted` those that had lost them,
-    `writes` how many groups were written, `troubles` sentences about what could not be."""
+    """`pinned` are the ids of containers that have their CPUs, `drifted` the containers that had
+    lost them, `writes` how many groups were written, `troubles` sentences about what could not
+    be."""
 
     pinned: frozenset[str] = field(default=frozenset(), compare=False)
-    drifted: tuple[str, ...] = ()
+    drifted: tuple[Pinned, ...] = ()
     writes: int = 0
     troubles: tuple[str, ...] = ()
 
@@ -197,10 +212,15 @@ def carry_out(
     lost = (drift | strayed if write_pins else strayed) & known
     return Outcome(
         pinned=frozenset(one.container.id for one in here),
-        drifted=tuple(one.name for one in here if one.container.id in lost),
+        drifted=tuple(one for one in here if one.container.id in lost),
         writes=len(writes),
         troubles=tuple(map(str, (*groups.unread, *errors))),
     )
+
+
+def _to_drift(one: Pinned) -> PodEvent:
+    message = f"{one.container.name} did not run on its CPUs {one.cpuset.cpus} and was put back"
+    return PodEvent(uid=one.pod.uid, pod=one.pod.pod, reason=Reason.DRIFTED, message=message)
 
 
 def _is_settled(one: Pinned, by_runtime: bool) -> bool:

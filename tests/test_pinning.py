@@ -270,7 +270,7 @@ def test_a_drift_is_repaired_and_told(host: Host, desk: Desk, stray: str, by_run
     for path in ("poda", A):
         host.file(path, "cpuset.cpus").write_text(f"{stray}\n")
     outcome = carry_out(host.cgroups, desk.books, by_runtime, before)
-    assert (outcome.drifted, outcome.troubles) == (("ns/a/main",), ())
+    assert ([one.name for one in outcome.drifted], outcome.troubles) == (["ns/a/main"], ())
     assert host.effective(A) == OWN
     assert carry_out(host.cgroups, desk.books, by_runtime) == Outcome()
 
@@ -337,7 +337,7 @@ def test_memory_that_is_bound_elsewhere_is_a_drift(host: Host, desk: Desk) -> No
     carry_out(host.cgroups, desk.books, True)
     host.file(A, "cpuset.mems").write_text("0\n")
     outcome = carry_out(host.cgroups, desk.books, True)
-    assert (outcome.drifted, outcome.troubles) == (("ns/a/main",), ())
+    assert ([one.name for one in outcome.drifted], outcome.troubles) == (["ns/a/main"], ())
     assert host.read(A, "cpuset.mems") == "1"
 
 
@@ -485,7 +485,7 @@ class Follower:
             one.bind(str(self.socket))
 
     def observe(self, observe_only: bool = False, **specs: object) -> None:
-        node = replace(NODE, specs=specs)
+        node = replace(NODE, specs=specs if self.config.kubelet_url else None)
         self.pinning.observe(self.config, node, observe_only)
         rules = Rules(observe_only="kubelet pins CPUs itself" if observe_only else None)
         self.desk.books.settle(node, rules)

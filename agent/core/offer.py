@@ -90,6 +90,15 @@ class Holding:
     devices: Mapping[str, tuple[str, ...]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodList:
+    """What kubelet told in one answer: who holds devices, by pod, and (namespace, name) of all
+    pods that it has, both sorted."""
+
+    holdings: tuple[Holding, ...] = ()
+    pods: tuple[tuple[str, str], ...] = ()
+
+
 def make_offer(layout: Layout, manner: Manner) -> Offer:
     """GPUs that the driver never named are not offered; those with a fault are, as unhealthy.
 

@@ -1,10 +1,13 @@
-"""Pods as kubelet or the API server has them, joined with the cgroups they run in."""
+"""Pods as kubelet or the API server has them: what of them matters here, which of them wait for
+GPUs, and which run in which cgroups."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from agent.core.bitmap import Bitmap
+from agent.core.decision import CPUSET_KEY, DEVICES_KEY, GROUP_KEY, STATUS_KEY
 from agent.core.pool import Groups
+from agent.core.request import PIN_KEY, SPEC_KEYS, Demand, read_demand
 from agent.core.runtime import RuntimeContainer, RuntimePod, Stage
 from agent.core.topology import EMPTY
 
@@ -15,10 +18,77 @@ _ENDED = ("Succeeded", "Failed")
 _STATUSES = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
 
 
+_MIRROR_KEY = "kubernetes.io/config.mirror"
+"""Annotation of a static pod's likeness in the API server: the uid that kubelet gave the pod itself.
+
+Source: kubelet, pkg/kubelet/types.
+"""
+_KEYS = (*SPEC_KEYS, PIN_KEY, CPUSET_KEY, STATUS_KEY, GROUP_KEY, DEVICES_KEY, _MIRROR_KEY)
+
+
 def uid_of(pod: object) -> str:
-    """The pod's uid, empty for what is no pod."""
-    uid = _dict(_dict(pod).get("metadata")).get("uid")
+    """The uid that the pod has on its node, empty for what is no pod."""
+    metadata = _dict(_dict(pod).get("metadata"))
+    uid = _dict(metadata.get("annotations")).get(_MIRROR_KEY) or metadata.get("uid")
     return uid if isinstance(uid, str) else ""
+
+
+def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The pod without what nobody here reads, under the uid that it has on its node: a tenth of it.
+    None for what is no pod."""
+    metadata, spec, status = (_dict(pod.get(key)) for key in ("metadata", "spec", "status"))
+    uid, annotations = uid_of(pod), _dict(metadata.get("annotations"))
+    if not uid:
+        return None
+    kept = ("namespace", "name", "creationTimestamp", "deletionTimestamp")
+    return {
+        "metadata": {
+            **{key: metadata[key] for key in kept if key in metadata},
+            "uid": uid,
+            "annotations": {key: annotations[key] for key in _KEYS if key in annotations},
+        },
+        "spec": {
+            key: [_trim_container(one) for one in _list(spec[key])]
+            for key in ("initContainers", "containers")
+            if key in spec
+        },
+        "status": {
+            **({"phase": status["phase"]} if "phase" in status else {}),
+            **{
+                key: [_trim_status(one) for one in _list(status[key])]
+                for key in _STATUSES
+                if key in status
+            },
+        },
+    }
+
+
+def _trim_container(container: object) -> dict[str, Any]:
+    resources = _dict(_dict(container).get("resources"))
+    kept = {key: resources[key] for key in ("requests", "limits") if key in resources}
+    rest = {
+        key: _dict(container)[key] for key in ("name", "restartPolicy") if key in _dict(container)
+    }
+    return {**rest, "resources": kept}
+
+
+def _trim_status(status: object) -> dict[str, Any]:
+    facts = _dict(status)
+    kept = {key: facts[key] for key in ("name", "containerID") if key in facts}
+    return {**kept, "state": dict.fromkeys(_dict(facts.get("state")))}
+
+
+def waiting_for_gpus(pods: Iterable[object], served: Collection[str]) -> tuple[Demand, ...]:
+    """What pods ask that ask for GPUs and have none yet, in the order in which kubelet admits pods,
+    that of their creation. `served` are the pods that hold some, "namespace/name"."""
+    waiting = []
+    for pod in pods:
+        metadata, status = _dict(_dict(pod).get("metadata")), _dict(_dict(pod).get("status"))
+        if status.get("phase") == "Pending" and "deletionTimestamp" not in metadata:
+            demand = read_demand(pod)
+            if isinstance(demand, Demand) and demand.gpus and demand.pod not in served:
+                waiting.append((str(metadata.get("creationTimestamp", "")), demand))
+    return tuple(demand for _, demand in sorted(waiting, key=lambda one: (one[0], one[1].pod)))
 
 
 def see_specs(

@@ -7,7 +7,7 @@ uids and no way to watch; it refuses calls beyond 100 a second.
 import errno
 import os
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -16,7 +16,7 @@ from urllib.parse import quote
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from agent.core.offer import Holding
+from agent.core.offer import Holding, PodList
 from agent.errors import KubeletError
 from agent.proto.podresources_pb2 import (
     GetPodResourcesRequest,
@@ -73,8 +73,8 @@ class _StatusError(KubeletError):
         self.details = details
 
 
-def list_holdings(socket: str, resource: str, timeout_s: float = 2.0) -> tuple[Holding, ...]:
-    """The pods that hold devices of `resource`, sorted by pod, each container's ids sorted.
+def read_pod_list(socket: str, resource: str, timeout_s: float = 2.0) -> PodList:
+    """All pods, and those that hold devices of `resource`, each container's ids sorted.
 
     `socket` is a path. Kubelet 1.34 and later lists pods that have not ended, earlier ones list
     all. Devices show up at admission, before the container exists. What ordinary init containers
@@ -85,8 +85,12 @@ def list_holdings(socket: str, resource: str, timeout_s: float = 2.0) -> tuple[H
         KubeletError: there is no answer within `timeout_s`, or it makes no sense.
     """
     peer = _peer(socket, timeout_s)
-    held = _collect(peer, _list(peer), resource)
-    return tuple(_to_holding(pod, held[pod]) for pod in sorted(held))
+    pods = _list(peer)
+    held = _collect(peer, pods, resource)
+    return PodList(
+        holdings=tuple(_to_holding(pod, held[pod]) for pod in sorted(held)),
+        pods=tuple(sorted(map(_key, pods))),
+    )
 
 
 def get_holding(
@@ -97,7 +101,7 @@ def get_holding(
     Of a pod that has ended, kubelet may still tell what it held.
 
     Raises:
-        KubeletError: as from `list_holdings`.
+        KubeletError: as from `read_pod_list`.
     """
     peer = _peer(socket, timeout_s)
     pods = [pod for pod in _get(peer, namespace, name) if _key(pod) == (namespace, name)]
@@ -123,7 +127,7 @@ def _get(peer: _Peer, namespace: str, name: str) -> Iterable[PodResources]:
     return (answer.pod_resources,)
 
 
-def _list(peer: _Peer) -> Iterable[PodResources]:
+def _list(peer: _Peer) -> Sequence[PodResources]:
     request = ListPodResourcesRequest()
     return _ask(peer, "List", request, ListPodResourcesResponse()).pod_resources
 

@@ -137,6 +137,18 @@ class Metrics:
             "numalet_cpuset_drifts_total", "Pinned containers that were found on other CPUs."
         )
         self._writes = counter("numalet_cpuset_writes_total", "Cgroups whose CPUs were written.")
+        self._api = gauge("numalet_kube_api_up", "1 while the Kubernetes API answers.")
+        self._reports = counter(
+            "numalet_report_writes_total",
+            "Objects written to the Kubernetes API, by kind and result.",
+            ("object", "result"),
+        )
+        self._events = counter(
+            "numalet_events_total", "Events on pods, by what became of them.", ("result",)
+        )
+        self._pod_refusals = gauge(
+            "numalet_pods_refused", "Pods on this node that cannot be served as they ask."
+        )
 
     def rpc(self, method: str, seconds: float, code: str) -> None:
         """A call of kubelet was answered; `code` is gRPC's name for how, "OK" or another."""
@@ -175,6 +187,21 @@ class Metrics:
         """The cgroups were made to follow the ledger."""
         self._drifts.inc(drifts)
         self._writes.inc(writes)
+
+    def api(self, up: bool) -> None:
+        """Whether the Kubernetes API answered."""
+        self._api.set(up)
+
+    def reported(self, kind: str, result: str) -> None:
+        """An object was written; `kind` is like "topology", `result` is "ok" or "failed"."""
+        self._reports.labels(kind, result).inc()
+
+    def told(self, result: str) -> None:
+        """What became of an Event: "sent", "failed", or "dropped" as one too many."""
+        self._events.labels(result).inc()
+
+    def refused(self, pods: int) -> None:
+        self._pod_refusals.set(pods)
 
     def show_gpus(self, rows: Iterable[GpuRow]) -> None:
         """These are the GPUs from now on."""

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.core.offer import Holding
-from agent.edge.podresources import get_holding, list_holdings
+from agent.edge.podresources import get_holding, read_pod_list
 from agent.errors import KubeletError
 from agent.proto import podresources_pb2 as wire
 from tests.fakes.kubelet import FakeKubelet
@@ -54,20 +54,20 @@ def test_every_pod_that_holds_the_resource(kubelet: FakeKubelet, path: str) -> N
     kubelet.give("dev/train", "main", RESOURCE, {"e": [0]})
     kubelet.give("dev/nic", "main", OTHER, {"f": [0]})
     kubelet.give("dev/idle", "main", RESOURCE, {})
-    assert list_holdings(path, RESOURCE) == (
+    assert read_pod_list(path, RESOURCE).holdings == (
         holding("dev/train", main=("e",)),
         holding("prod/train", main=("a", "b", "c"), side=("d",)),
     )
 
 
 def test_nobody_holds_anything(path: str) -> None:
-    assert list_holdings(path, RESOURCE) == ()
+    assert read_pod_list(path, RESOURCE).holdings == ()
 
 
 def test_one_container_may_hold_two_resources(kubelet: FakeKubelet, path: str) -> None:
     kubelet.give("ns/pod", "main", RESOURCE, {"a": [0]})
     kubelet.give("ns/pod", "main", OTHER, {"b": [0]})
-    assert list_holdings(path, OTHER) == (holding("ns/pod", main=("b",)),)
+    assert read_pod_list(path, OTHER).holdings == (holding("ns/pod", main=("b",)),)
 
 
 @pytest.mark.parametrize("mode", ["on", "off", "missing"])
@@ -85,7 +85,7 @@ def test_one_pod(kubelet: FakeKubelet, path: str, mode: Any) -> None:
 
 def test_a_holding_cannot_be_changed(kubelet: FakeKubelet, path: str) -> None:
     kubelet.give("ns/pod", "main", RESOURCE, {"a": [0]})
-    (held,) = list_holdings(path, RESOURCE)
+    (held,) = read_pod_list(path, RESOURCE).holdings
     assert isinstance(held.devices, MappingProxyType)
 
 
@@ -102,7 +102,7 @@ def test_a_future_kubelet_that_says_not_found(kubelet: FakeKubelet, path: str) -
     kubelet.pod_resources_error = (grpc.StatusCode.NOT_FOUND, "whatever")
     assert get_holding(path, RESOURCE, "ns", "pod") is None
     with pytest.raises(KubeletError, match="List failed: NOT_FOUND whatever"):
-        list_holdings(path, RESOURCE)
+        read_pod_list(path, RESOURCE).holdings
 
 
 ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -129,7 +129,7 @@ def test_whatever_is_listed_is_held_once(answering: "Answering", pods: list[Any]
                 if resource == RESOURCE and devices:
                     held = expected.setdefault(f"{namespace}/{name}", {}).setdefault(part, set())
                     held.update(devices)
-    holdings = list_holdings(answering.path, RESOURCE)
+    holdings = read_pod_list(answering.path, RESOURCE).holdings
     assert [h.pod for h in holdings] == sorted(expected)
     for each in holdings:
         assert {name: set(each.devices[name]) for name in each.devices} == expected[each.pod]
@@ -161,7 +161,7 @@ def to_pod(facts: Any) -> wire.PodResources:
 # --- no answer ------------------------------------------------------------------------------------
 
 CALLS: list[Callable[..., Any]] = [
-    list_holdings,
+    read_pod_list,
     lambda path, resource, **how: get_holding(path, resource, "ns", "pod", **how),
 ]
 both = pytest.mark.parametrize("ask", CALLS, ids=["List", "Get"])
@@ -268,7 +268,7 @@ def test_a_relative_path(
 ) -> None:
     kubelet.give("ns/pod", "main", RESOURCE, {"a": [0]})
     monkeypatch.chdir(tmp_path)
-    assert list_holdings("pr.sock", RESOURCE) == (holding("ns/pod", main=("a",)),)
+    assert read_pod_list("pr.sock", RESOURCE).holdings == (holding("ns/pod", main=("a",)),)
 
 
 @pytest.mark.parametrize("name", ["a b", "a%41", "a?b", "a#b", "ü", "a:b", "$", "\udcff"])
@@ -278,35 +278,35 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path, name: str) -> None:
     with FakeKubelet(tmp_path / "dp", folder / "k.sock") as kubelet:
         kubelet.give("ns/pod", "main", RESOURCE, {"a": [0]})
         path = f"/{folder}/./k.sock"
-        assert list_holdings(path, RESOURCE) == (holding("ns/pod", main=("a",)),)
+        assert read_pod_list(path, RESOURCE).holdings == (holding("ns/pod", main=("a",)),)
 
 
 def test_kubelet_is_back_at_once_after_a_restart(kubelet: FakeKubelet, path: str) -> None:
     kubelet.give("ns/pod", "main", RESOURCE, {"a": [0]})
     for _ in range(3):
         kubelet.kill()
-        assert "nobody serves" in complaint(list_holdings, path)
+        assert "nobody serves" in complaint(read_pod_list, path)
         kubelet.start()
-        assert list_holdings(path, RESOURCE) == (holding("ns/pod", main=("a",)),)
+        assert read_pod_list(path, RESOURCE).holdings == (holding("ns/pod", main=("a",)),)
 
 
 def test_many_may_ask_at_once(kubelet: FakeKubelet, path: str) -> None:
     kubelet.give("ns/pod", "main", RESOURCE, {"a": [0]})
     with ThreadPoolExecutor(8) as pool:
-        calls = [pool.submit(list_holdings, path, RESOURCE, 20) for _ in range(40)]
-        assert [call.result() for call in calls] == 40 * [(holding("ns/pod", main=("a",)),)]
+        calls = [pool.submit(read_pod_list, path, RESOURCE, 20) for _ in range(40)]
+        assert [call.result().holdings for call in calls] == 40 * [(holding("ns/pod", main=("a",)),)]
 
 
 def test_nothing_stays_open(kubelet: FakeKubelet, path: str, tmp_path: Path) -> None:
     def used() -> int:
         return len(os.listdir("/proc/self/fd")) + threading.active_count()
 
-    list_holdings(path, RESOURCE)
+    read_pod_list(path, RESOURCE).holdings
     before = used()
     for _ in range(30):
-        list_holdings(path, RESOURCE)
+        read_pod_list(path, RESOURCE).holdings
         get_holding(path, RESOURCE, "ns", "pod")
-        complaint(list_holdings, str(tmp_path / "none"))
+        complaint(read_pod_list, str(tmp_path / "none"))
     kubelet.wait_for(lambda: used() < before + 30)  # the server's threads come as needed
 
 
@@ -398,13 +398,13 @@ MAIN = ("main", [(RESOURCE, ["a"], [0])])
 )
 def test_names_that_cannot_be(answering: Answering, pod: Any, told: str) -> None:
     answering.list = wire.ListPodResourcesResponse(pod_resources=[to_pod(pod)])
-    assert told in complaint(list_holdings, answering.path)
+    assert told in complaint(read_pod_list, answering.path)
 
 
 def test_odd_names_of_pods_without_the_resource_do_not_matter(answering: Answering) -> None:
     pods = [to_pod(("", "", [("", [(OTHER, [""], [0])])])), to_pod(("ns", "pod", [MAIN]))]
     answering.list = wire.ListPodResourcesResponse(pod_resources=pods)
-    assert list_holdings(answering.path, RESOURCE) == (holding("ns/pod", main=("a",)),)
+    assert read_pod_list(answering.path, RESOURCE).holdings == (holding("ns/pod", main=("a",)),)
 
 
 def test_two_pods_of_one_name_hold_what_both_hold(answering: Answering) -> None:
@@ -416,7 +416,7 @@ def test_two_pods_of_one_name_hold_what_both_hold(answering: Answering) -> None:
     )
     answering.get = RuntimeError()
     both_hold = holding("ns/pod", main=("a", "b", "c"), old=("d",))
-    assert list_holdings(answering.path, RESOURCE) == (both_hold,)
+    assert read_pod_list(answering.path, RESOURCE).holdings == (both_hold,)
     assert get_holding(answering.path, RESOURCE, "ns", "pod") == both_hold
 
 
@@ -449,18 +449,18 @@ def test_an_answer_that_is_as_large_as_may_be(answering: Answering) -> None:
     field = b"\x7a" + bytes([padding & 0x7F | 0x80, padding >> 7 & 0x7F | 0x80, padding >> 14])
     answering.list = message.SerializeToString() + 7 * (field + bytes(padding))  # field 15, skipped
     assert len(answering.list) > 14 << 20
-    assert list_holdings(answering.path, RESOURCE) == (holding("ns/pod", main=("a",)),)
+    assert read_pod_list(answering.path, RESOURCE).holdings == (holding("ns/pod", main=("a",)),)
 
 
 def test_an_answer_that_is_too_large(answering: Answering) -> None:
     answering.list = bytes((16 << 20) + 1)
-    assert "larger than 16 MiB" in complaint(list_holdings, answering.path)
+    assert "larger than 16 MiB" in complaint(read_pod_list, answering.path)
 
 
 def test_a_small_answer_that_would_be_too_large(tmp_path: Path) -> None:
     path = tmp_path / "peer.sock"
     with serving(path, always(bytes(32 << 20)), compression=grpc.Compression.Gzip):
-        assert "larger than 16 MiB" in complaint(list_holdings, str(path))
+        assert "larger than 16 MiB" in complaint(read_pod_list, str(path))
 
 
 @pytest.mark.parametrize("call", ["List", "Get"])
@@ -474,7 +474,7 @@ def test_success_without_an_answer(tmp_path: Path, call: str) -> None:
 def test_two_answers_are_none(tmp_path: Path) -> None:
     path = tmp_path / "peer.sock"
     with serving(path, always(b"", b"")):
-        complaint(list_holdings, str(path), timeout_s=0.5)
+        complaint(read_pod_list, str(path), timeout_s=0.5)
 
 
 def send(data: bytes) -> Callable[[socket.socket], None]:
