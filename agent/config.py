@@ -6,17 +6,14 @@ values it takes. Flags, the commented example file, checks and sentences all com
 
 import argparse
 import difflib
-import ipaddress
 import json
-import re
 import textwrap
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
 from typing import Any, Final
 
-from agent.core.bitmap import Bitmap
+from agent import options
 from agent.core.offer import IdKind
 from agent.core.placement import MemoryRule
 from agent.core.report import TOPOLOGY_POLICIES, TOPOLOGY_SCOPES
@@ -24,176 +21,9 @@ from agent.core.runtime import OnUnsatisfied, Unannotated
 from agent.core.strict_json import printable
 from agent.errors import ConfigError
 from agent.files import read_bytes
+from agent.options import Option
 
 _LARGEST_FILE: Final = 64 << 10
-_LONGEST_PATH: Final = 4095
-"""Bytes. Source: PATH_MAX of Linux, less the NUL."""
-_LONGEST_SOCKET: Final = 107
-"""Bytes. Source: unix(7), sun_path of 108 with its NUL."""
-_LONGEST_SOCKET_DIR: Final = _LONGEST_SOCKET - len("/numalet-00000000.sock")
-
-_CDI_KIND: Final = re.compile(
-    r"(?=[^/]{1,253}/)[A-Za-z]([\w.-]*[A-Za-z0-9])?/(?=.{1,63}\Z)[A-Za-z]([\w.-]*[A-Za-z0-9])?",
-    re.ASCII,
-)
-"""Source: the CDI specification, "Kind", and what its Go package lets pass of that."""
-_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_LABEL_NAME: Final = re.compile(r"(?=.{1,63}\Z)[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", re.ASCII)
-_ADDRESS: Final = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+)):([0-9]{1,5})", re.ASCII)
-
-
-# --- which values an option takes -----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Option:
-    """`accept` turns TOML's value into Config's; None: it cannot be meant. `meant` says what can.
-
-    `from_text` turns a flag's text into what TOML would have; what it does not know, it leaves.
-    """
-
-    help: str
-    meant: str
-    metavar: str
-    accept: Callable[[object], Any]
-    from_text: Callable[[str], object] = str
-
-
-def _option(default: object, about: str, **how: Any) -> Any:
-    return field(default=default, metadata={"option": _Option(help=about, **how)})
-
-
-def _path(default: str, about: str, *, example: str = "", longest: int = _LONGEST_PATH) -> Any:
-    """An absolute path; or an empty one, if that is the default."""
-    like = f"an absolute path of at most {longest} bytes, like {default or example}"
-    return _option(
-        default,
-        about,
-        meant=like if default else f"{like}, or empty",
-        metavar="PATH",
-        accept=partial(_accept_path, longest, not default),
-    )
-
-
-def _accept_path(longest: int, optional: bool, value: object) -> str | None:
-    if not isinstance(value, str) or "\0" in value:
-        return None
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:  # a flag with bytes that are no text
-        return None
-    sound = value.startswith("/") and size <= longest
-    return value if sound or (optional and not value) else None
-
-
-def _seconds(default: float, about: str, *, least: float, most: float) -> Any:
-    return _option(
-        default,
-        about,
-        meant=f"a number of seconds from {least:g} to {most:g}, like {default:g}",
-        metavar="SECONDS",
-        accept=partial(_accept_seconds, least, most),
-        from_text=_to_number,
-    )
-
-
-def _accept_seconds(least: float, most: float, value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if least <= value <= most else None
-
-
-def _to_number(text: str) -> object:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _numbers(default: tuple[int, ...], about: str, *, most: int) -> Any:
-    """Whole numbers in ascending order, each once; on the command line with commas between."""
-    return _option(
-        default,
-        about,
-        meant=f"a list of whole numbers from 1 to {most}, like [13, 31] (as a flag: 13,31)",
-        metavar="LIST",
-        accept=partial(_accept_numbers, most),
-        from_text=_to_numbers,
-    )
-
-
-def _accept_numbers(most: int, value: object) -> tuple[int, ...] | None:
-    if not isinstance(value, list | tuple):
-        return None
-    sound = all(type(number) is int and 1 <= number <= most for number in value)
-    return tuple(sorted(set(value))) if sound else None
-
-
-def _to_numbers(text: str) -> object:
-    parts = text.split(",") if text else []
-    sound = all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts)
-    return [int(part) for part in parts] if sound else text
-
-
-def _word(default: str, about: str, words: Sequence[str]) -> Any:
-    return _option(
-        default,
-        about,
-        meant=f"one of {', '.join(words)}",
-        metavar="|".join(words),
-        accept=lambda value: next((word for word in words if word == value), None),
-    )
-
-
-def _text(
-    default: str, about: str, *, metavar: str, meant: str, is_meant: Callable[[str], bool]
-) -> Any:
-    """A text that `is_meant`, or an empty one."""
-
-    def accept(value: object) -> str | None:
-        return value if isinstance(value, str) and (not value or is_meant(value)) else None
-
-    return _option(default, about, meant=f"{meant}, or empty", metavar=metavar, accept=accept)
-
-
-def _is_cdi_kind(text: str) -> bool:
-    return bool(_CDI_KIND.fullmatch(text))
-
-
-def _is_address(text: str) -> bool:
-    found = _ADDRESS.fullmatch(text)
-    if not found or int(found[3]) > 65535:
-        return False
-    try:
-        return ipaddress.ip_address(found[1] or found[2]).version == (6 if found[1] else 4)
-    except ValueError:
-        return False
-
-
-def _is_nri_index(text: str) -> bool:
-    return bool(re.fullmatch(r"[0-9]{2}", text, re.ASCII)) and text != "00"
-
-
-def _is_cpu_list(text: str) -> bool:
-    try:
-        return bool(Bitmap.parse_list(text))
-    except ValueError:
-        return False
-
-
-def _is_url(text: str) -> bool:
-    return bool(re.fullmatch(r"https?://[\w.:\[\]-]{1,255}/?", text, re.ASCII))
-
-
-def _is_node_name(text: str) -> bool:
-    """Source: Kubernetes, a DNS subdomain (RFC 1123)."""
-    return len(text) <= 253 and bool(_SUBDOMAIN.fullmatch(text))
-
-
-def _is_label_key(text: str) -> bool:
-    """Source: Kubernetes, qualified names of labels and taints."""
-    prefix, slash, name = text.rpartition("/")
-    return (not slash or _is_node_name(prefix)) and bool(_LABEL_NAME.fullmatch(name))
 
 
 # --- the options ----------------------------------------------------------------------------------
@@ -203,211 +33,211 @@ def _is_label_key(text: str) -> bool:
 class Config:
     """All options. Raises ValueError with one sentence for a value that cannot be meant."""
 
-    root: str = _path(
+    root: str = options.path(
         "/",
         "The host's files (sysfs, procfs) are below this folder. In a container it is where the "
         "host is mounted; outside of one, the host itself.",
     )
-    dev_dir: str = _path(
+    dev_dir: str = options.path(
         "/dev",
         "Where the GPU driver's device nodes are on the host; they are looked for at root and this "
         "path together. Only a driver that a container installs has them elsewhere.",
     )
-    nvml: str = _path(
+    nvml: str = options.path(
         "",
         "The GPU driver's library, libnvidia-ml.so.1. Empty: the one that the loader finds, which "
         "is the right one wherever a container runtime or a package put it in place.",
         example="/usr/lib64/libnvidia-ml.so.1",
     )
-    plugin_dir: str = _path(
+    plugin_dir: str = options.path(
         "/var/lib/kubelet/device-plugins",
         "Kubelet's folder for device plugins, as the agent sees it. Kubelet has it there unless it "
         "was started with another root folder.",
-        longest=_LONGEST_SOCKET_DIR,
+        longest=options.LONGEST_SOCKET_DIR,
     )
-    pod_resources: str = _path(
+    pod_resources: str = options.path(
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         "Kubelet's socket that tells which pod holds which devices, as the agent sees it. Kubelet "
         "has it there unless it was started with another root folder.",
-        longest=_LONGEST_SOCKET,
+        longest=options.LONGEST_SOCKET,
     )
-    device_ids: IdKind = _word(  # noqa: RUF009 (a field, not a default)
+    device_ids: IdKind = options.word(  # noqa: RUF009 (a field, not a default)
         IdKind.UUID,
         "What kubelet knows a GPU by. A uuid stays with its GPU when cards are moved or one is "
         "lost; an index does not, but some schedulers name GPUs by it.",
         tuple(IdKind),
     )
-    visible_devices: IdKind = _word(  # noqa: RUF009
+    visible_devices: IdKind = options.word(  # noqa: RUF009
         IdKind.UUID,
         "What NVIDIA_VISIBLE_DEVICES names a container's GPUs by. A uuid means the same GPU to "
         "every driver and runtime.",
         tuple(IdKind),
     )
-    cdi_kind: str = _text(
+    cdi_kind: str = options.text(
         "",
         "Answer kubelet with CDI names of this kind instead of device nodes. Empty: device nodes, "
         "which every runtime understands and which need no CDI files on the host.",
         metavar="VENDOR/CLASS",
         meant="a CDI kind of vendor and class, like nvidia.com/gpu",
-        is_meant=_is_cdi_kind,
+        is_meant=options.is_cdi_kind,
     )
-    fault_file: str = _path(
+    fault_file: str = options.path(
         "/etc/nvidia-device-plugin/unhealthyDevices.json",
         "The administrator's file of GPUs that are not to be given out, as the agent sees it. No "
         "file, no marks. The default is the path that ACK documents.",
     )
-    ignored_xids: tuple[int, ...] = _numbers(
+    ignored_xids: tuple[int, ...] = options.numbers(
         (13, 31, 43, 45, 68, 109),
         "Xid errors that do not make a GPU unhealthy. The default are those that an application "
         "causes, not the GPU.",
         most=65535,
     )
-    gpu_recovery_s: float = _seconds(
+    gpu_recovery_s: float = options.seconds(
         60,
         "How long a GPU must be sound without a break before it is offered again. Less, and a GPU "
         "that comes and goes takes pods down with it.",
         least=0,
         most=86400,
     )
-    driver_timeout_s: float = _seconds(
+    driver_timeout_s: float = options.seconds(
         30,
         "How long the GPU driver may take to describe all GPUs. Where nothing keeps them awake it "
         "first starts each of them, which takes seconds.",
         least=0.1,
         most=600,
     )
-    nri_socket: str = _path(
+    nri_socket: str = options.path(
         "/var/run/nri/nri.sock",
         "The container runtime's socket for plugins, as the agent sees it. Where nobody serves it, "
         "cpusets are written to the cgroups instead.",
-        longest=_LONGEST_SOCKET,
+        longest=options.LONGEST_SOCKET,
     )
-    nri_index: str = _text(
+    nri_index: str = options.text(
         "10",
         "Where the agent stands among the runtime's plugins, which are asked in this order.",
         metavar="NN",
         meant="two digits but not 00, like 10",
-        is_meant=_is_nri_index,
+        is_meant=options.is_nri_index,
     )
-    on_unsatisfied: OnUnsatisfied = _word(  # noqa: RUF009
+    on_unsatisfied: OnUnsatisfied = options.word(  # noqa: RUF009
         OnUnsatisfied.FAIL,
         "What becomes of a container whose pod asks for CPUs of its own and cannot have them. At "
         "fail it is not started, and the pod says why; at warn it runs on the shared CPUs.",
         tuple(OnUnsatisfied),
     )
-    memory: MemoryRule = _word(  # noqa: RUF009
+    memory: MemoryRule = options.word(  # noqa: RUF009
         MemoryRule.AUTO,
         "Whether a pinned pod's memory is bound to its NUMA nodes. At auto, where it has limits "
         "that fit there: a bind that does not fit ends in an OOM kill.",
         tuple(MemoryRule),
     )
-    unannotated_gpu_pods: Unannotated = _word(  # noqa: RUF009
+    unannotated_gpu_pods: Unannotated = options.word(  # noqa: RUF009
         Unannotated.LEAVE,
         "What becomes of GPU pods that ask for no pinning. At near they run on the shared CPUs of "
         "their GPUs' nodes; at leave on all shared CPUs.",
         tuple(Unannotated),
     )
-    lift_quota: str = _word(
+    lift_quota: str = options.word(
         "yes",
         "Whether the CFS quota of a pinned container is lifted: it would throttle it on CPUs that "
         "nobody else may use.",
         ("yes", "no"),
     )
-    reserved_cpus: str = _text(
+    reserved_cpus: str = options.text(
         "",
         "CPUs that no pod is pinned to. Empty: what kubelet's configuration reserves; where that "
         "reserves none, one core always stays free.",
         metavar="LIST",
         meant="a list of CPUs, like 0-1,64",
-        is_meant=_is_cpu_list,
+        is_meant=options.is_cpu_list,
     )
-    kubelet_dir: str = _path(
+    kubelet_dir: str = options.path(
         "/var/lib/kubelet",
         "Kubelet's own folder, as the agent sees it. Its cpu_manager_state tells whether kubelet "
         "pins CPUs itself, in which case the agent only watches.",
     )
-    kubelet_config: str = _path(
+    kubelet_config: str = options.path(
         "/var/lib/kubelet/config.yaml",
         "Kubelet's configuration file, as the agent sees it. Where there is none, kubelet's "
         "defaults are taken.",
     )
-    kubelet_url: str = _text(
+    kubelet_url: str = options.text(
         "",
         "Where kubelet tells its pods, such as https://127.0.0.1:10250. Needed only where cpusets "
         "are written to the cgroups, which do not tell what a pod asks.",
         metavar="URL",
         meant="a URL like https://127.0.0.1:10250",
-        is_meant=_is_url,
+        is_meant=options.is_url,
     )
-    kube_api: str = _text(
+    kube_api: str = options.text(
         "",
-        "Where the Kubernetes API is, such as https://10.0.0.1:6443. Empty: where a pod is told that "
-        "it is (KUBERNETES_SERVICE_HOST); outside of a pod nothing is reported.",
+        "Where the Kubernetes API is, such as https://10.0.0.1:6443. Empty: where a pod is told "
+        "that it is (KUBERNETES_SERVICE_HOST); outside of a pod nothing is reported.",
         metavar="URL",
         meant="a URL like https://10.0.0.1:6443",
-        is_meant=_is_url,
+        is_meant=options.is_url,
     )
-    service_account_dir: str = _path(
+    service_account_dir: str = options.path(
         "/var/run/secrets/kubernetes.io/serviceaccount",
-        "The folder with the agent's token and with the ca.crt of the Kubernetes API, as Kubernetes "
-        "mounts it into pods. Both may change at any time.",
+        "The folder with the agent's token and with the ca.crt of the Kubernetes API, as "
+        "Kubernetes mounts it into pods. Both may change at any time.",
     )
-    node_name: str = _text(
+    node_name: str = options.text(
         "",
         "What Kubernetes calls this node. Empty: the host's name, as kubelet itself does.",
         metavar="NAME",
         meant="a node's name, like gpu-node-1",
-        is_meant=_is_node_name,
+        is_meant=options.is_node_name,
     )
-    topology_policy: str = _word(
+    topology_policy: str = options.word(
         "kubelet",
         "The topology manager policy that is reported to schedulers; at kubelet, the one that "
-        "kubelet has. A scheduler that only aligns pods on nodes of the policy single-numa-node can "
-        "be made to do so here.",
+        "kubelet has. A scheduler that only aligns pods on nodes of the policy single-numa-node "
+        "can be made to do so here.",
         ("kubelet", *TOPOLOGY_POLICIES),
     )
-    topology_scope: str = _word(
+    topology_scope: str = options.word(
         "kubelet",
-        "The topology manager scope that is reported to schedulers; at kubelet, the one that kubelet "
-        "has.",
+        "The topology manager scope that is reported to schedulers; at kubelet, the one that "
+        "kubelet has.",
         ("kubelet", *TOPOLOGY_SCOPES),
     )
-    ack_objects: str = _word(
+    ack_objects: str = options.word(
         "yes",
-        "Whether the node gets the labels and the ConfigMap that ACK's tools read (card model, links "
-        "for arena), and whether faulty GPUs are read from ACK's ConfigMaps.",
+        "Whether the node gets the labels and the ConfigMap that ACK's tools read (card model, "
+        "links for arena), and whether faulty GPUs are read from ACK's ConfigMaps.",
         ("yes", "no"),
     )
-    koordinator_device: str = _word(
+    koordinator_device: str = options.word(
         "no",
         "Whether Koordinator's Device object is written. Only for a cluster with Koordinator's "
         "scheduler whose koordlet does not write it.",
         ("yes", "no"),
     )
-    startup_taint: str = _text(
+    startup_taint: str = options.text(
         "numalet.io/starting",
         "The key of a taint that is taken from the node once kubelet has our GPUs, so that no pod "
         "comes before. Empty: no taint is touched.",
         metavar="KEY",
         meant="the key of a taint, like numalet.io/starting",
-        is_meant=_is_label_key,
+        is_meant=options.is_label_key,
     )
-    period_s: float = _seconds(
+    period_s: float = options.seconds(
         10,
         "How often the node is looked at when nothing rings. Everything that matters rings; this "
         "is for what was missed.",
         least=0.1,
         most=3600,
     )
-    status_address: str = _text(
+    status_address: str = options.text(
         "127.0.0.1:9470",
         "Where /healthz, /readyz and /metrics are served. Port 0: any free one. Empty: nowhere. "
         "The default is seen by the host only; 0.0.0.0:9470 by the whole network.",
         metavar="IP:PORT",
         meant="an IP address and a port, like 127.0.0.1:9470 or [::1]:9470",
-        is_meant=_is_address,
+        is_meant=options.is_address,
     )
-    log_level: str = _word(
+    log_level: str = options.word(
         "info",
         "The least important events that are logged. At info, what changes; at debug, every call.",
         ("debug", "info", "warning", "error"),
@@ -419,7 +249,7 @@ class Config:
 
 
 _FIELDS: Final[Mapping[str, Field[Any]]] = {each.name: each for each in fields(Config)}
-_OPTIONS: Final[Mapping[str, _Option]] = {
+_OPTIONS: Final[Mapping[str, Option]] = {
     name: each.metadata["option"] for name, each in _FIELDS.items()
 }
 
