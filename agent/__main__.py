@@ -77,6 +77,16 @@ def _parser() -> argparse.ArgumentParser:
         "--svg", metavar="FILE", help="also draw the node, coloured by pod, into FILE"
     )
     plan.set_defaults(command=_plan)
+    doctor = commands.add_parser(
+        "doctor",
+        help="what this node needs before the agent can do its work, and what to do about it",
+        description="Checks every precondition of `numalet run`, with the same options. Exit code: "
+        "0 nothing stands in the way, 1 something does, 2 bad input.",
+        allow_abbrev=False,
+    )
+    add_flags(doctor)
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.set_defaults(command=_doctor)
     run = commands.add_parser(
         "run",
         help="the agent: offer this node's GPUs to kubelet",
@@ -148,6 +158,17 @@ def _run(options: argparse.Namespace) -> int:
 
     Daemon(lambda: load_config(options.config, flags_given(options))).run()
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from agent.doctor import draw, has_failed, run_doctor, to_json
+
+    findings = run_doctor(load_config(options.config, flags_given(options)))
+    if options.json:
+        _print_json(to_json(findings))
+    else:
+        sys.stdout.write(draw(findings, _wants_colour()))
+    return int(has_failed(findings))
 
 
 def _parse_reserved(text: str, machine: Machine) -> Bitmap:

@@ -7,6 +7,7 @@ values it takes. Flags, the commented example file, checks and sentences all com
 import argparse
 import difflib
 import json
+import os
 import textwrap
 import tomllib
 from collections.abc import Mapping
@@ -184,7 +185,8 @@ class Config:
     )
     node_name: str = options.text(
         "",
-        "What Kubernetes calls this node. Empty: the host's name, as kubelet itself does.",
+        "What Kubernetes calls this node. Empty: what the environment variable NODE_NAME says; "
+        "where there is none, the host's name, as kubelet itself does.",
         metavar="NAME",
         meant="a node's name, like gpu-node-1",
         is_meant=options.is_node_name,
@@ -278,6 +280,11 @@ def _shown(value: object) -> str:
     if isinstance(value, dict):
         return "a table"
     return f"{value}"
+
+
+def node_name(config: Config) -> str:
+    """What Kubernetes calls this node."""
+    return config.node_name or os.environ.get("NODE_NAME") or os.uname().nodename.lower()
 
 
 # --- where they come from -------------------------------------------------------------------------

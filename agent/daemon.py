@@ -19,7 +19,7 @@ from typing import Generic, Protocol, TypeVar
 
 from agent import log
 from agent.books import Books, Node
-from agent.config import Config
+from agent.config import Config, node_name
 from agent.core.health import HealthPolicy
 from agent.core.layout import key
 from agent.core.ledger import Ledger
@@ -38,7 +38,7 @@ from agent.edge.status import GpuRow, Metrics, StatusServer, start_status
 from agent.errors import AgentError
 from agent.observing import Cluster, Facts, Observer
 from agent.pinning import Pinning
-from agent.reporting import Reporter, ReportSettings, node_name, to_about, to_saying
+from agent.reporting import Reporter, ReportSettings, to_about, to_saying
 from agent.troubles import Troubles
 
 _BUSY_S = 3.0

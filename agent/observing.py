@@ -8,7 +8,7 @@ from functools import partial
 
 from agent import log
 from agent.books import Node, Rules
-from agent.config import Config
+from agent.config import Config, node_name
 from agent.core.bitmap import Bitmap
 from agent.core.continuity import with_faults
 from agent.core.discovery import Host
@@ -85,7 +85,7 @@ class Observer:
             "fault file", partial(read_fault_marks, config.fault_file), self._marks
         )
         faults = _faults(joined, known, self._marks, cluster.marks)
-        self._keep(replace(with_faults(joined, faults), name=config.node_name or joined.name))
+        self._keep(replace(with_faults(joined, faults), name=node_name(config)))
         listing = partial(read_pod_list, config.pod_resources, GPU_RESOURCE)
         self._pod_list = attempt("pod resources", listing, self._pod_list)
         specs = cluster.pods

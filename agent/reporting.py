@@ -4,7 +4,6 @@ Each object is a duty of its own: one that is refused, or whose kind does not ex
 later and stops nothing else. Nothing is written unless it would change something.
 """
 
-import os
 import random
 import threading
 import time
@@ -16,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
 
 from agent import log
-from agent.config import Config
+from agent.config import Config, node_name
 from agent.core import ack
 from agent.core.backoff import doubled_s
 from agent.core.health import FaultMarks
@@ -85,11 +84,6 @@ class Saying:
     arena: Object | None
     device: Object | None
     registered: bool
-
-
-def node_name(config: Config) -> str:
-    """What Kubernetes calls this node."""
-    return config.node_name or os.uname().nodename.lower()
 
 
 def to_about(config: Config, facts: Facts, pinning: str) -> About:

@@ -181,7 +181,7 @@ def _same(key: str, theirs: object, ours: object) -> bool:
         return len(theirs) == len(ours) and all(
             _same("", one, other) for one, other in zip(theirs, ours, strict=True)
         )
-    return type(theirs) is type(ours) and theirs == ours
+    return theirs == ours
 
 
 def _value(quantity: object) -> object:

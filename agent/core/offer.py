@@ -209,18 +209,19 @@ def keys_by_id(machine: Machine, ids: IdKind) -> dict[str, str]:
     return {_name(gpu, ids): key(gpu) for gpu in machine.gpus}
 
 
-def to_fact(keys: Mapping[str, str], holding: Holding) -> PodFact:
-    """A pod of which only its devices are known: it has no policy, and no uid but its name.
+def to_fact(keys: Mapping[str, str], holding: Holding, uid: str = "") -> PodFact:
+    """A pod of which only its devices are known: it has no policy, and without a `uid` none but its
+    name.
 
     `keys` are those of keys_by_id; a device that is not there any more is its own key.
     """
     given = {
         name: tuple(keys.get(one, one) for one in ids) for name, ids in holding.devices.items()
     }
-    return PodFact(demand=_demand(holding), given=given)
+    return PodFact(demand=_demand(holding, uid or holding.pod), given=given)
 
 
-def _demand(holding: Holding) -> Demand | Invalid:
+def _demand(holding: Holding, uid: str) -> Demand | Invalid:
     try:
         containers = tuple(
             ContainerDemand(name=name, role=Role.APP, gpus=len(ids), cpus=0, memory_bytes=None)
@@ -228,7 +229,7 @@ def _demand(holding: Holding) -> Demand | Invalid:
         )
         return Demand(
             pod=holding.pod,
-            uid=holding.pod,
+            uid=uid,
             policy=None,
             exclusive=Exclusive.REQUIRED,
             pinned=False,
@@ -238,4 +239,4 @@ def _demand(holding: Holding) -> Demand | Invalid:
             notes=(),
         )
     except ValueError as reason:
-        return Invalid(pod=holding.pod, uid=holding.pod, reason=str(reason))
+        return Invalid(pod=holding.pod, uid=uid, reason=str(reason))

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from agent.core.adoption import Pin, PodFact
 from agent.core.decision import read_cpus_by_name
 from agent.core.offer import GPUS_KEY, Holding, to_fact
+from agent.core.podspecs import is_leaving, name_of, uid_of
 from agent.core.request import GPU_RESOURCE, PIN_KEY, Demand, read_demand
 from agent.core.runtime import CpuTime, RuntimeContainer, RuntimePod, Stage
 from agent.core.strict_json import Object
@@ -90,8 +91,28 @@ def read_facts(
         memory.clear()
         memory.update(now)
     known_pods = {pod.pod for pod in pods}
-    others = [to_fact(keys, holding) for holding in holdings if holding.pod not in known_pods]
-    return (*(fact for _, fact in now.values() if fact is not None), *others)
+    others = [holding for holding in holdings if holding.pod not in known_pods]
+    named = _by_name(specs.values()) if others else {}
+    return (
+        *(fact for _, fact in now.values() if fact is not None),
+        *(_held_only(keys, holding, named.get(holding.pod)) for holding in others),
+    )
+
+
+def _by_name(specs: Iterable[object]) -> dict[str, object]:
+    """The pods by "namespace/name", without those that share theirs."""
+    found: dict[str, list[object]] = {}
+    for spec in specs:
+        found.setdefault(name_of(spec), []).append(spec)
+    return {name: pods[0] for name, pods in found.items() if len(pods) == 1}
+
+
+def _held_only(keys: Mapping[str, str], holding: Holding, spec: object) -> PodFact:
+    """A pod that kubelet gave devices, and that has no sandbox: not yet, or not any more."""
+    fact = to_fact(keys, holding, uid_of(spec))
+    if spec is None or is_leaving(spec):
+        return fact
+    return replace(fact, demand=read_demand(spec))
 
 
 def _one_each(

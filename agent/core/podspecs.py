@@ -19,7 +19,7 @@ _STATUSES = ("initContainerStatuses", "containerStatuses", "ephemeralContainerSt
 
 
 _MIRROR_KEY = "kubernetes.io/config.mirror"
-"""Annotation of a static pod's likeness in the API server: the uid that kubelet gave the pod itself.
+"""Annotation of a static pod's likeness in the API server: the uid that it has with kubelet.
 
 Source: kubelet, pkg/kubelet/types.
 """
@@ -31,6 +31,18 @@ def uid_of(pod: object) -> str:
     metadata = _dict(_dict(pod).get("metadata"))
     uid = _dict(metadata.get("annotations")).get(_MIRROR_KEY) or metadata.get("uid")
     return uid if isinstance(uid, str) else ""
+
+
+def name_of(pod: object) -> str:
+    """Namespace and name, as `namespace/name`."""
+    metadata = _dict(_dict(pod).get("metadata"))
+    return f"{metadata.get('namespace', 'default')}/{metadata.get('name', '?')}"
+
+
+def is_leaving(pod: object) -> bool:
+    """Whether it has ended, or is to end."""
+    metadata, status = _dict(_dict(pod).get("metadata")), _dict(_dict(pod).get("status"))
+    return "deletionTimestamp" in metadata or status.get("phase") in _ENDED
 
 
 def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -84,7 +96,7 @@ def waiting_for_gpus(pods: Iterable[object], served: Collection[str]) -> tuple[D
     waiting = []
     for pod in pods:
         metadata, status = _dict(_dict(pod).get("metadata")), _dict(_dict(pod).get("status"))
-        if status.get("phase") == "Pending" and "deletionTimestamp" not in metadata:
+        if status.get("phase") == "Pending" and not is_leaving(pod):
             demand = read_demand(pod)
             if isinstance(demand, Demand) and demand.gpus and demand.pod not in served:
                 waiting.append((str(metadata.get("creationTimestamp", "")), demand))
@@ -120,7 +132,7 @@ def _pod(uid: str, pod: Mapping[str, Any]) -> RuntimePod:
     return RuntimePod(
         id=uid,
         uid=uid,
-        pod=f"{metadata.get('namespace', 'default')}/{metadata.get('name', '?')}",
+        pod=name_of(pod),
         annotations={
             key: value
             for key, value in _dict(metadata.get("annotations")).items()

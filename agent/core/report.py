@@ -14,7 +14,7 @@ always gives the same text.
 import base64
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
@@ -26,24 +26,25 @@ from agent.core.fingerprint import fingerprint
 from agent.core.layout import Layout, lay_out
 from agent.core.ledger import Grant, Ledger
 from agent.core.merging import MANAGED_BY, MANAGER, OWN_PREFIX, is_foreign, merge, shows
-from agent.core.offer import Holding
 from agent.core.request import GPU_RESOURCE
 from agent.core.schema import MAX_MACHINE_LENGTH, parse_machine, to_json
 from agent.core.strict_json import Object, parse_json, part, shown, typed
 from agent.core.topology import EMPTY, Machine, NumaNode
 
 __all__ = [
+    "CPUS_ATTRIBUTE",
+    "GPUS_ATTRIBUTE",
     "GRANTS_KEY",
     "GROUP",
     "MACHINE_KEY",
     "PINNING_ATTRIBUTE",
     "PLURAL",
+    "STATES_ATTRIBUTE",
     "STATE_ATTRIBUTE",
     "TOPOLOGY_POLICIES",
     "TOPOLOGY_SCOPES",
     "VERSION",
     "About",
-    "PodList",
     "from_nrt",
     "is_foreign",
     "merge",
@@ -61,6 +62,12 @@ PINNING_ATTRIBUTE = f"{OWN_PREFIX}pinning"
 """Of the node: who pins CPUs, `nri`, `cgroup` or `none`."""
 STATE_ATTRIBUTE = f"{OWN_PREFIX}state"
 """Of a zone with CPUs: its NodeState."""
+GPUS_ATTRIBUTE = f"{OWN_PREFIX}gpus"
+CPUS_ATTRIBUTE = f"{OWN_PREFIX}cpus"
+"""Of the node: what is available of what is allocatable in each zone, in their order; a dash where
+there is none. For the columns of kubectl, which cannot join zones."""
+STATES_ATTRIBUTE = f"{OWN_PREFIX}states"
+"""Of the node: the states of its zones, likewise."""
 
 TOPOLOGY_POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 """Of kubelet's topology manager, as kubelet and the report spell them."""
@@ -69,15 +76,6 @@ TOPOLOGY_SCOPES = ("container", "pod")
 _MAX_ANNOTATIONS = 256 << 10
 """Bytes of all annotations of an object together. Source: Kubernetes."""
 _UNITS = tuple((1 << 10 * power, f"{prefix}i") for power, prefix in enumerate("KMGTPE", 1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodList:
-    """One answer of kubelet's pod resources List: who holds GPUs, and (namespace, name) of every
-    pod in it, sorted."""
-
-    holdings: tuple[Holding, ...]
-    pods: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +103,7 @@ def to_nrt(ledger: Ledger, about: About) -> dict[str, Any]:
         MACHINE_KEY: _pack_machine(ledger.layout.machine),
         GRANTS_KEY: _write_grants(ledger),
     }
+    zones = _zones(ledger, about)
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "NodeResourceTopology",
@@ -124,9 +123,26 @@ def to_nrt(ledger: Ledger, about: About) -> dict[str, Any]:
                 "topologyManagerPolicy": about.topology_policy,
                 "topologyManagerScope": about.topology_scope,
             }
+            | _overview(zones)
         ),
-        "zones": _zones(ledger, about),
+        "zones": zones,
     }
+
+
+def _overview(zones: Sequence[Object]) -> dict[str, str]:
+    """What the columns of kubectl show; what no zone has is left out."""
+    resources = [{one["name"]: one for one in zone["resources"]} for zone in zones]
+    states = [{one["name"]: one["value"] for one in zone.get("attributes", ())} for zone in zones]
+    columns = {
+        GPUS_ATTRIBUTE: [_free(of_zone.get(GPU_RESOURCE)) for of_zone in resources],
+        CPUS_ATTRIBUTE: [_free(of_zone.get("cpu")) for of_zone in resources],
+        STATES_ATTRIBUTE: [of_zone.get(STATE_ATTRIBUTE, "-") for of_zone in states],
+    }
+    return {name: " ".join(cells) for name, cells in columns.items() if set(cells) != {"-"}}
+
+
+def _free(resource: Object | None) -> str:
+    return f"{resource['available']}/{resource['allocatable']}" if resource else "-"
 
 
 def _named(values: Mapping[str, Any]) -> list[Object]:

@@ -9,7 +9,13 @@ from contextlib import contextmanager
 from typing import Final
 
 from urllib3 import BaseHTTPResponse
-from urllib3.exceptions import ConnectTimeoutError, HTTPError, ReadTimeoutError, SSLError
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    NewConnectionError,
+    ReadTimeoutError,
+    SSLError,
+)
 
 from agent.core.strict_json import Object, printable
 from agent.errors import KubeApiError
@@ -42,8 +48,10 @@ def translated(where: str, timeout_s: float) -> Iterator[None]:
 
 
 def _reason(error: Exception, timeout_s: float) -> str:
-    """urllib3's errors first: they are OSErrors and ValueErrors at times."""
-    if isinstance(error, ConnectTimeoutError | ReadTimeoutError | TimeoutError):
+    """urllib3's errors first: some are ValueErrors too, and one that nobody listens is a timeout
+    to it."""
+    is_timeout = isinstance(error, ConnectTimeoutError | ReadTimeoutError | TimeoutError)
+    if is_timeout and not isinstance(error, NewConnectionError):
         return f"no answer within {timeout_s:g} s"
     if isinstance(error, SSLError):
         return _tls_reason(error.args[0] if error.args else error)
@@ -93,7 +101,7 @@ def check_json(response: BaseHTTPResponse) -> None:
         raise ValueError("the answer is compressed, which was not asked for")
 
 
-def _read(response: BaseHTTPResponse, largest: int, deadline_s: float) -> bytes:
+def _read(response: BaseHTTPResponse, largest: int, deadline_s: float) -> bytearray:
     body = bytearray()
     while part := response.read1(_PART):
         body += part
@@ -101,10 +109,10 @@ def _read(response: BaseHTTPResponse, largest: int, deadline_s: float) -> bytes:
             raise ValueError(f"the answer is larger than {largest >> 10:,} KiB")
         if time.monotonic() > deadline_s:
             raise TimeoutError
-    return bytes(body)
+    return body
 
 
-def _to_object(text: bytes) -> Object:
+def _to_object(text: bytearray) -> Object:
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -127,11 +135,11 @@ def read_events(response: BaseHTTPResponse) -> Iterator[list[Object]]:
         rest += part
         if b"\n" in part:
             *lines, rest = rest.split(b"\n")
-            yield [_to_object(bytes(line)) for line in lines if line.strip()]
+            yield [_to_object(line) for line in lines if line.strip()]
         if len(rest) > _LARGEST_EVENT:
             raise ValueError(f"an event is larger than {_LARGEST_EVENT >> 10:,} KiB")
     if rest.strip():
-        yield [_to_object(bytes(rest))]
+        yield [_to_object(rest)]
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -146,7 +154,7 @@ def to_refusal(
     try:
         body = _read(response, _LARGEST_REFUSAL, deadline_s)
     except (HTTPError, http.client.HTTPException, OSError, ValueError):
-        body = b""
+        body = bytearray()
     message, missing = _read_status(response, body)
     said = f": {message}" if message else ""
     if 300 <= status < 400:
@@ -154,7 +162,7 @@ def to_refusal(
     return RefusalError(f"{where}: {method} is refused with {status}{said}", status, missing)
 
 
-def _read_status(response: BaseHTTPResponse, body: bytes) -> tuple[str, str]:
+def _read_status(response: BaseHTTPResponse, body: bytearray) -> tuple[str, str]:
     """The message of a refusal, and the name of the object that is missing.
 
     Source: Kubernetes, meta/v1 Status. What is not served is answered with a plain text.

@@ -113,7 +113,7 @@ class Api:
         return _Request(
             where=printable(self.server.url + path, 400),
             method=method,
-            target=f"{path}?{urlencode(words)}" if words else path,
+            target=f"{path}?{urlencode(words, errors='replace')}" if words else path,
             body=None if body is None else _encode(body),
             content_type=content_type,
         )

@@ -178,17 +178,14 @@ def served(api: Api, group: str, version: str) -> tuple[str, ...]:
 
 def _root(api_version: str) -> str:
     """Source: Kubernetes API concepts; the first group has no name, and a root of its own."""
-    return f"/apis/{quote(api_version)}" if "/" in api_version else f"/api/{quote(api_version)}"
+    root = "apis" if "/" in api_version else "api"
+    return f"/{root}/{quote(api_version, errors='replace')}"
 
 
 def _path(api_version: str, plural: str, name: str = "", namespace: str = "") -> str:
-    parts = [_root(api_version)]
-    if namespace:
-        parts += ["namespaces", quote(namespace, safe="")]
-    parts.append(plural)
-    if name:
-        parts.append(quote(name, safe=""))
-    return "/".join(parts)
+    parts = ["namespaces", namespace, plural] if namespace else [plural]
+    parts += [name] if name else []
+    return "/".join((_root(api_version), *(quote(word, "", errors="replace") for word in parts)))
 
 
 def _read(api: Api, path: str, name: str) -> Object | None:

@@ -21,7 +21,8 @@ _FileId = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """An API server, and the folder with `token` and `ca.crt`, which may lack either."""
+    """An API server, and the folder with `token` and `ca.crt`, which may lack either, or be empty
+    where there is none."""
 
     url: str
     folder: str
@@ -45,7 +46,8 @@ class Credentials:
     """The folder's token and authorities, as they are now: both rotate. For any thread."""
 
     def __init__(self, server: Server) -> None:
-        self._folder = server.folder
+        self._token_file = _join(server.folder, "token")
+        self._trust_file = _join(server.folder, "ca.crt")
         self._may_send = _keeps_secrets(server.url)
         self._lock = threading.Lock()
         self._token = ""
@@ -60,7 +62,7 @@ class Credentials:
         """
         with self._lock:
             if self._may_send and time.monotonic() >= self._token_by_s:
-                self._token = _read_token(os.path.join(self._folder, "token"))
+                self._token = _read_token(self._token_file)
                 self._token_by_s = time.monotonic() + _TOKEN_S
             return self._token
 
@@ -69,11 +71,10 @@ class Credentials:
 
         Raises OSError, or ValueError with a sentence.
         """
-        path = os.path.join(self._folder, "ca.crt")
         with self._lock:
-            found = _identify(path)
+            found = _identify(self._trust_file)
             if self._trust is None or found != self._trusted:
-                self._trust = _read_trust(path if found else None)
+                self._trust = _read_trust(self._trust_file if found else None)
                 self._trusted = found
             return self._trust
 
@@ -106,6 +107,10 @@ def _keeps_secrets(url: str) -> bool:
         return address.scheme == "https" or _is_loopback(address.hostname or "")
     except ValueError:
         return False
+
+
+def _join(folder: str, name: str) -> str:
+    return os.path.join(folder, name) if folder else ""
 
 
 def _is_loopback(host: str) -> bool:
@@ -143,7 +148,10 @@ def _read_trust(path: str | None) -> ssl.SSLContext:
     """
     try:
         context = ssl.create_default_context(cafile=path)
-    except ssl.SSLError:
-        raise ValueError(f"the file {printable(path or '', 400)} has no certificates") from None
+    except OSError as error:
+        why = "" if isinstance(error, ssl.SSLError) else f": {error.strerror}"
+        raise ValueError(
+            f"the file {printable(path or '', 400)} has no certificates{why}"
+        ) from None
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context

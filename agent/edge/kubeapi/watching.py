@@ -47,8 +47,6 @@ class Watch(Generic[T]):
 
     objects: Mapping[str, T] | None
     """By uid. None until it was listed; replaced as a whole; kept while the server is away."""
-    problem: str
-    """A sentence while it cannot list or watch, else empty."""
 
     def __init__(
         self,
@@ -59,7 +57,7 @@ class Watch(Generic[T]):
         on_change: Callable[[], None],
     ) -> None:
         self.objects = None
-        self.problem = ""
+        self._problem = ""
         self._api = api.twin()
         self._path = path
         self._query = query
@@ -72,6 +70,11 @@ class Watch(Generic[T]):
         self._cut_short = 0
         self._thread = threading.Thread(target=self._run, name=f"watch {path}", daemon=True)
         self._thread.start()
+
+    @property
+    def problem(self) -> str:
+        """A sentence while it cannot list or watch, else empty."""
+        return "" if self._lived() else self._problem
 
     def close(self) -> None:
         """Ends it, within a second. From any thread."""
@@ -110,7 +113,7 @@ class Watch(Generic[T]):
         with closing(self._api.batches(self._path, query, seconds + _SLACK_S)) as batches:
             self._opened_s = time.monotonic()
             if self._cut_short < 2:
-                self.problem = ""
+                self._problem = ""
             for events in batches:
                 self._take(events)
         if not self._lived():
@@ -125,12 +128,13 @@ class Watch(Generic[T]):
         One that was opened may break; it is a problem if that happens again at once.
         """
         lived, opened = self._lived(), self._opened_s > 0.0
+        self._problem = "" if lived else self._problem
         self._failures = 0 if lived else self._failures + 1
         self._cut_short = self._cut_short + 1 if opened and not lived else 0
         if error:
             is_expected = opened or error.status == 410
             if not is_expected or self._failures > 1:
-                self.problem = str(error)
+                self._problem = str(error)
             if self._cut_short > 1 or not _is_resumable(error.status):
                 self._version = ""
         wait_s = doubled_s(max(0, self._failures - 1), _FIRST_S, _LONGEST_S)
@@ -183,8 +187,6 @@ class Watch(Generic[T]):
                 self._put(objects, key, thing)
             self._version = version
         self._publish(objects)
-        if self._lived():
-            self.problem = ""
 
     def _put(self, objects: dict[str, T], key: str, thing: object) -> None:
         if not key or not isinstance(thing, dict):
