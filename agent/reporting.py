@@ -172,6 +172,7 @@ class Reporter:
             "device": _Duty(act=self._write_device),
             "marks": _Duty(act=self._read_marks, period_s=_MARKS_S),
             "events": _Duty(act=self._write_events),
+            "watches": _Duty(act=self._look_at_watches, period_s=_LONGEST_PAUSE_S),
         }
         node = settings.node
         self._pods = Watch(
@@ -187,13 +188,13 @@ class Reporter:
         self._thread.start()
 
     def close(self) -> None:
-        """Takes a second at most."""
+        """At once as a rule; three seconds at most."""
         self._closing = True
         self._bell.put("")
+        self._api.close()
         self._pods.close()
         self._topologies.close()
         self._thread.join(_CLOSE_S)
-        self._api.close()
 
     # --- for the pass -----------------------------------------------------------------------------
 
@@ -354,6 +355,10 @@ class Reporter:
         owned = {**device, "metadata": {**device["metadata"], "ownerReferences": list(self._owner)}}
         if not shows(read_device(self._api, device["apiVersion"], self._settings.node), owned):
             self._write("device", lambda: apply_device(self._api, owned))
+
+    def _look_at_watches(self) -> None:
+        self._troubles.tell("watch of pods", self._pods.problem)
+        self._troubles.tell("watch of the report", self._topologies.problem)
 
     def _read_marks(self) -> None:
         if not self._settings.ack:
