@@ -6,7 +6,7 @@ container at its creation, with what is known then. Both go from one ledger to t
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent import log
@@ -15,8 +15,9 @@ from agent.core.layout import lay_out
 from agent.core.ledger import Grant, Ledger
 from agent.core.offer import GPUS_KEY, Holding
 from agent.core.placement import MemoryRule, Refusal
-from agent.core.podevents import PodEvent, Reason, see_events
+from agent.core.podevents import Pins, PodEvent, Reason, see_pins, see_verdicts
 from agent.core.podfacts import Memory, read_facts
+from agent.core.podspecs import name_of
 from agent.core.pool import GroupPod, Qos
 from agent.core.request import PIN_KEY, Demand
 from agent.core.runtime import (
@@ -88,6 +89,7 @@ class Books:
         self._asking: frozenset[str] = frozenset()
         self._refused: dict[str, str] = {}
         self._noted: dict[str, tuple[str, ...]] = {}
+        self._pins: Pins = {}
         self.turn = 0
         """Counts what happened: the cgroups are to follow."""
 
@@ -115,9 +117,7 @@ class Books:
         )
         settlement = settle(node.machine, ledger, facts, self._rules.memory)
         self.turn += bool(settlement.changes)
-        names = {pod.uid: pod.pod for pod in self._pods.values()}
-        _say(settlement, names)
-        self._tell_all(settlement, facts, names)
+        self._tell_all(settlement, facts, node.specs)
         self._ledger = settlement.ledger
         self._asking = frozenset(
             fact.demand.uid
@@ -128,26 +128,38 @@ class Books:
         return settlement
 
     def _tell_all(
-        self, settlement: Settlement, facts: Sequence[PodFact], names: Mapping[str, str]
+        self,
+        settlement: Settlement,
+        facts: Sequence[PodFact],
+        specs: Mapping[str, object] | None,
     ) -> None:
-        """What is new about pods that are here."""
-        noted = {fact.demand.uid: notes for fact in facts if (notes := _notes_of(fact))}
+        """What is new about pods, in the log and as Events. Without anybody who tells the pods'
+        specifications, what is seen of them has to do."""
+        names = {uid: name_of(pod) for uid, pod in (specs or {}).items()}
+        names |= {pod.uid: pod.pod for pod in self._pods.values()}
+        known = names if specs is None else specs
         fresh = replace(
             settlement,
             refused=tuple(
                 one for one in settlement.refused if self._refused.get(one.uid) != one.reason
             ),
         )
-        events = [*see_events(fresh, names)]
-        for uid, notes in noted.items():
-            if uid in names and notes != self._noted.get(uid):
-                message = "; ".join(notes)
-                reason = Reason.IGNORED
-                events.append(PodEvent(uid=uid, pod=names[uid], reason=reason, message=message))
+        _say(fresh, names, known)
+        events = [*see_verdicts(fresh, names, known)]
+        noted = {fact.demand.uid: notes for fact in facts if (notes := _notes_of(fact))}
+        for uid in noted.keys() & names.keys() & known.keys():
+            if noted[uid] != self._noted.get(uid):
+                message = "; ".join(noted[uid])
                 log.warning("annotations", pod=names[uid], note=message)
-        self._noted = noted
-        if events:
-            self._tell(events)
+                events.append(
+                    PodEvent(uid=uid, pod=names[uid], reason=Reason.IGNORED, message=message)
+                )
+        self._noted = {uid: notes for uid, notes in noted.items() if uid in known}
+        pins, self._pins = see_pins(
+            settlement.ledger, self._pods, self._containers.values(), self._pins
+        )
+        if events or pins:
+            self._tell([*events, *pins])
 
     def see(self, pods: Sequence[RuntimePod], containers: Sequence[RuntimeContainer]) -> None:
         """These are the pods and containers that there are, in order of creation; unless a runtime
@@ -340,7 +352,7 @@ class Books:
         self._containers[container.id] = replace(container, cpus=cpuset.cpus, mems=cpuset.mems)
 
 
-def _say(settlement: Settlement, names: Mapping[str, str]) -> None:
+def _say(settlement: Settlement, names: Mapping[str, str], known: Collection[str]) -> None:
     """What became of pods, and what was not done as somebody decided."""
     for change in settlement.changes:
         gpus = [name for grant in change.grants for name in grant.gpus]
@@ -353,7 +365,8 @@ def _say(settlement: Settlement, names: Mapping[str, str]) -> None:
             reason=change.reason,
         )
     for uid, note in settlement.notes:
-        log.warning("placed otherwise", pod=names.get(uid, uid), note=note)
+        if uid in known:
+            log.warning("placed otherwise", pod=names.get(uid, uid), note=note)
 
 
 def _notes_of(fact: PodFact) -> tuple[str, ...]:

@@ -350,8 +350,7 @@ class Daemon:
 
 
 def _pending(node: Node) -> tuple[Demand, ...]:
-    pods = (node.specs or {}).values()
-    return waiting_for_gpus(pods, {holding.pod for holding in node.holdings})
+    return waiting_for_gpus((node.specs or {}).values(), node.holdings)
 
 
 def _rows(ledger: Ledger) -> Iterator[GpuRow]:

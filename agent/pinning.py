@@ -219,8 +219,14 @@ def carry_out(
 
 
 def _to_drift(one: Pinned) -> PodEvent:
-    message = f"{one.container.name} did not run on its CPUs {one.cpuset.cpus} and was put back"
-    return PodEvent(uid=one.pod.uid, pod=one.pod.pod, reason=Reason.DRIFTED, message=message)
+    name = one.container.name
+    return PodEvent(
+        uid=one.pod.uid,
+        pod=one.pod.pod,
+        reason=Reason.DRIFTED,
+        message=f"{name} did not run on its CPUs {one.cpuset.cpus} and was put back",
+        container=name,
+    )
 
 
 def _is_settled(one: Pinned, by_runtime: bool) -> bool:

@@ -205,7 +205,8 @@ class Reporter:
         if objects is None:
             return None
         if self._seen[0] is not objects:
-            self._seen = objects, {uid_of(pod): pod for pod in objects.values()}
+            by_own_uid = {uid: pod for uid, pod in objects.items() if uid_of(pod) == uid}
+            self._seen = objects, {uid_of(pod): pod for pod in objects.values()} | by_own_uid
         return self._seen[1]
 
     def say(self, saying: Saying) -> None:

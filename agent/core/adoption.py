@@ -83,9 +83,10 @@ def adopt_all(
     for claim in left:
         demand = claim.fact.demand
         if claim.fact.pinned:  # else nothing of it runs, and it is placed anew
-            grants = _adopted(ledger.layout, claim, claim.found)
-            ledger = ledger.with_grants(replace(grant, placed=False) for grant in grants)
+            ledger = ledger.with_grants(_running(ledger.layout, claim))
             why = "its other containers have no room beside those that run"
+            if isinstance(demand, Invalid):
+                why = demand.reason
             cramped.append(Refused(uid=demand.uid, pod=demand.pod, reason=why))
             kept.add(demand.uid)
     return ledger, kept, cramped
@@ -115,10 +116,11 @@ def _complete_all(
 def _claim(ledger: Ledger, fact: PodFact, prior: tuple[Grant, ...]) -> _Claim | None:
     """What the pod keeps, None for one that is to be placed as if it were new."""
     demand, layout = fact.demand, ledger.layout
-    if isinstance(demand, Invalid):
-        return None
     held = {grant.container: grant.cpus for grant in prior if grant.cpus}
     pins = {name: pin.cpus for name, pin in fact.pinned.items()}
+    if isinstance(demand, Invalid):
+        own = union(pins.values())
+        return _Claim(fact=fact, found=pins, own=own, prior=prior) if pins else None
     if not demand.pinned:
         stays = _same_gpus(fact, prior) or _runs_as_asked(layout, fact)
         own = union(_decided(demand).values()) | union(pins.values())
@@ -183,14 +185,16 @@ def _complete(ledger: Ledger, claim: _Claim, free: Bitmap) -> Held | None:
     some beside them; None if there are not enough. BestEffort takes them from further nodes too,
     and so does Restricted where no GPUs hold it to some."""
     fact, demand = claim.fact, claim.fact.demand
-    assert isinstance(demand, Demand)
+    if isinstance(demand, Invalid):
+        return None
     if not demand.pinned:
         return _decided(demand) | claim.found
     layout = ledger.layout
     gpus = {name: layout.places(keys) for name, keys in fact.given.items()}
     every = union(gpus.values())
     seats = layout.seats_of(every, claim.own)
-    chosen = {name: cpus for name, cpus in _decided(demand).items() if cpus <= free | claim.own}
+    named = {name: cpus for name, cpus in demand.decided_cpus or () if name}
+    chosen = {name: cpus for name, cpus in named.items() if cpus <= free | claim.own}
     found = chosen | claim.found
     found = claim.found if clashes(demand.containers, found) else found
     of_own = share_cpus(layout, demand.containers, seats, claim.own, gpus, claim.found)
@@ -218,6 +222,25 @@ def _adopted(layout: Layout, claim: _Claim, cpus: Held) -> tuple[Grant, ...]:
     if not any(given.values()):
         given = {grant.container: grant.gpus for grant in claim.prior}
     return make_grants(layout, demand, demand.uid, given, cpus, mems, size)
+
+
+def _running(layout: Layout, claim: _Claim) -> tuple[Grant, ...]:
+    """What a pod holds that is refused while it runs."""
+    fact, demand = claim.fact, claim.fact.demand
+    if isinstance(demand, Demand):
+        return tuple(replace(grant, placed=False) for grant in _adopted(layout, claim, claim.found))
+    return tuple(
+        Grant(
+            uid=demand.uid,
+            pod=demand.pod,
+            container=name,
+            gpus=layout.in_order(fact.given.get(name, ())),
+            cpus=claim.found.get(name, EMPTY),
+            mems=fact.pinned[name].mems if name in fact.pinned else EMPTY,
+            placed=False,
+        )
+        for name in fact.given.keys() | claim.found.keys()
+    )
 
 
 def make_grants(

@@ -6,7 +6,7 @@ its zones, as far as these go. `core.inspection_text` draws the views.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from agent.core.inspection_zones import (
     Holder,

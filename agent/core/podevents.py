@@ -3,13 +3,15 @@
 Source: Kubernetes' core/v1 Event, with the limits that its API server checks.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from agent.core.bitmap import Bitmap
 from agent.core.ledger import Grant, Ledger
-from agent.core.settlement import Change, ChangeKind, Settlement
+from agent.core.runtime import RuntimeContainer, RuntimePod, Stage
+from agent.core.settlement import Settlement
 from agent.core.strict_json import printable
 
 COMPONENT: Final = "numalet"
@@ -48,38 +50,79 @@ _NORMAL: Final = (Reason.PINNED, Reason.MOVED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodEvent:
-    """`pod` is "namespace/name", `uid` the one that it has on its node."""
+    """`pod` is "namespace/name", `uid` the one that it has on its node. `container` is empty for
+    what concerns the whole pod."""
 
     uid: str
     pod: str
     reason: Reason
     message: str
+    container: str = ""
 
 
 # --- what there is to tell ------------------------------------------------------------------------
 
 
-def see_events(settlement: Settlement, names: Mapping[str, str]) -> Iterator[PodEvent]:
-    """What a settlement did to pods; `names` are those of pods by uid, others are not told of."""
-    for change in settlement.changes:
-        if change.uid in names and (message := _describe(settlement.ledger, change)):
-            moved = change.kind is ChangeKind.MOVE
-            reason = Reason.MOVED if moved else Reason.PINNED
-            yield PodEvent(uid=change.uid, pod=change.pod, reason=reason, message=message)
+def see_verdicts(
+    settlement: Settlement, names: Mapping[str, str], known: Collection[str]
+) -> Iterator[PodEvent]:
+    """Who was refused, and what was not done as somebody decided, of pods with `names` by uid.
+
+    Notes count for the `known` pods only, those whose specification was there: what is only seen
+    of a pod so far may lack what the note misses.
+    """
     for uid, note in settlement.notes:
-        if uid in names:
+        if uid in names and uid in known:
             yield PodEvent(uid=uid, pod=names[uid], reason=Reason.OTHERWISE, message=note)
     for one in settlement.refused:
         if one.uid in names:
             yield PodEvent(uid=one.uid, pod=one.pod, reason=Reason.REFUSED, message=one.reason)
 
 
-def _describe(ledger: Ledger, change: Change) -> str:
-    """Where its containers are now; empty where none is pinned, or nothing new was done."""
-    pinned = [grant for grant in change.grants if grant.cpus and grant.placed]
-    if not pinned or change.kind not in (ChangeKind.GRANT, ChangeKind.MOVE):
-        return ""
-    return "; ".join(_describe_grant(ledger, grant) for grant in pinned)
+Pins = Mapping[str, Bitmap]
+"""The CPUs that were told of containers, by container id."""
+
+
+def see_pins(
+    ledger: Ledger,
+    pods: Mapping[str, RuntimePod],
+    containers: Iterable[RuntimeContainer],
+    told: Pins,
+) -> tuple[list[PodEvent], Pins]:
+    """Which containers get CPUs of their own now, or others than were told; and what is told then.
+
+    `pods` are by sandbox id. A container that has them already when it is first seen is not told
+    of: it was pinned before.
+    """
+    events: list[PodEvent] = []
+    now: dict[str, Bitmap] = {}
+    for container in containers:
+        pod = pods.get(container.pod_id)
+        grant = _grant_of(ledger, pod, container) if pod else None
+        if pod is None or grant is None:
+            continue
+        before = told.get(container.id)
+        now[container.id] = grant.cpus
+        if grant.cpus == (container.cpus if before is None else before):
+            continue
+        reason = Reason.PINNED if before is None else Reason.MOVED
+        events.append(
+            PodEvent(
+                uid=pod.uid,
+                pod=pod.pod,
+                reason=reason,
+                message=_describe_grant(ledger, grant),
+                container=container.name,
+            )
+        )
+    return events, now
+
+
+def _grant_of(ledger: Ledger, pod: RuntimePod, container: RuntimeContainer) -> Grant | None:
+    if container.stage is Stage.STOPPED:
+        return None
+    grants = (grant for grant in ledger.of_pod(pod.uid) if grant.container == container.name)
+    return next((grant for grant in grants if grant.cpus), None)
 
 
 def _describe_grant(ledger: Ledger, grant: Grant) -> str:
@@ -99,10 +142,10 @@ def _describe_grant(ledger: Ledger, grant: Grant) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What was told lately: (message, when) by uid and reason; `budget` Events may follow at
-    once. Times are of one monotonic clock."""
+    """What was told lately: (message, when) by uid, container and reason; `budget` Events may
+    follow at once. Times are of one monotonic clock."""
 
-    lately: Mapping[tuple[str, Reason], tuple[str, float]] = field(default_factory=dict)
+    lately: Mapping[tuple[str, str, Reason], tuple[str, float]] = field(default_factory=dict)
     budget: float = _BURST
     counted_s: float = 0.0
 
@@ -110,23 +153,25 @@ class Told:
 def admit(told: Told, event: PodEvent, now_s: float) -> tuple[Told, bool]:
     """Whether the Event is to be told now, and what was told lately from now on."""
     budget = min(_BURST, told.budget + max(0.0, now_s - told.counted_s) / _REFILL_S)
-    lately = {key: one for key, one in told.lately.items() if now_s - one[1] < _AGAIN_S}
-    message, at_s = lately.get((event.uid, event.reason), (None, now_s))
+    lately = {about: one for about, one in told.lately.items() if now_s - one[1] < _AGAIN_S}
+    key = event.uid, event.container, event.reason
+    message, at_s = lately.get(key, (None, now_s))
     repeated = message is not None and (message == event.message or now_s - at_s < _PAUSE_S)
     admitted = not repeated and budget >= 1
     if admitted:
         budget -= 1
-        lately[event.uid, event.reason] = event.message, now_s
+        lately[key] = event.message, now_s
     return Told(lately=lately, budget=budget, counted_s=now_s), admitted
 
 
 def to_event(event: PodEvent, node: str, time: str) -> dict[str, Any]:
     """The Event for the API server; `time` as 2026-11-30T14:00:00Z."""
     namespace, _, name = event.pod.partition("/")
+    prefix = name[:_LONGEST_NAME].rstrip("-.")
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"namespace": namespace, "generateName": f"{name[:_LONGEST_NAME]}."},
+        "metadata": {"namespace": namespace, "generateName": f"{prefix}."},
         "involvedObject": {
             "apiVersion": "v1",
             "kind": "Pod",

@@ -80,23 +80,31 @@ def read_facts(
     for pod in pods:
         holding = held.get(pod.pod)
         foreign = elsewhere.get(pod.id, frozenset()) if holding else frozenset()
-        causes = (pod, *of_pod[pod.id], holding, specs.get(pod.uid), keys, foreign)
+        spec = _own_spec(pod, specs)
+        causes = (pod, *of_pod[pod.id], holding, spec, keys, foreign)
         known = before.get(pod.id)
         if known is None or known[0] != causes:
             given = _given(of_pod[pod.id], holding, keys, foreign)
-            fact = _fact(pod, of_pod[pod.id], given, specs.get(pod.uid))
+            fact = _fact(pod, of_pod[pod.id], given, spec)
             known = causes, fact
         now[pod.id] = known
     if memory is not None:
         memory.clear()
         memory.update(now)
-    known_pods = {pod.pod for pod in pods}
+    known_pods, uids = {pod.pod for pod in pods}, {pod.uid for pod in pods}
     others = [holding for holding in holdings if holding.pod not in known_pods]
-    named = _by_name(specs.values()) if others else {}
+    named = _by_name(spec for uid, spec in specs.items() if uid not in uids) if others else {}
     return (
         *(fact for _, fact in now.values() if fact is not None),
         *(_held_only(keys, holding, named.get(holding.pod)) for holding in others),
     )
+
+
+def _own_spec(pod: RuntimePod, specs: Mapping[str, object]) -> object:
+    """The pod's specification, None if it is not known. One under its uid and another name is a
+    stranger's: who creates a pod may give it the annotation of a static pod's likeness."""
+    spec = specs.get(pod.uid)
+    return spec if spec is not None and name_of(spec) == pod.pod else None
 
 
 def _by_name(specs: Iterable[object]) -> dict[str, object]:
@@ -165,14 +173,25 @@ def _fact(
         if not amounts:
             return None
         spec = _as_spec(pod, amounts)
-    demand = read_demand(spec)
-    ours = isinstance(demand, Demand) and (demand.pinned or demand.decided_cpus)
+    demand = read_demand(_as_started(spec, pod))
+    if isinstance(demand, Demand):
+        ours = bool(demand.pinned or demand.decided_cpus)
+    else:  # it may run all the same: a specification can change, or be known later than the pod
+        ours = pod.annotations.get(PIN_KEY) == "required"
     pinned = {
         name: Pin(cpus=container.cpus, mems=container.mems)
         for name, container in live.items()
         if container.cpus and ours
     }
     return PodFact(demand=demand, given=given, pinned=pinned)
+
+
+def _as_started(spec: object, pod: RuntimePod) -> object:
+    """The specification with the annotations that the pod was started with: what is written there
+    later is not for it."""
+    if not isinstance(spec, dict):
+        return spec
+    return {**spec, "metadata": {**spec["metadata"], "annotations": dict(pod.annotations)}}
 
 
 def _given(
@@ -219,7 +238,7 @@ def _amounts(
         total = _sum([*amounts.values(), *before])
     pinned = bool(pod.annotations.get(PIN_KEY))
     if pinned:
-        amounts |= _still_decided(pod, live, total.cpus - _sum(amounts.values()).cpus)
+        amounts |= _still_decided(pod, live, total, _sum(amounts.values()))
     used = _sum(amounts.values())
     cpus = max(0, total.cpus - used.cpus) if pinned else 0
     if pinned and used.cpus and not cpus:
@@ -240,17 +259,19 @@ def _amounts(
 
 
 def _still_decided(
-    pod: RuntimePod, live: Mapping[str, RuntimeContainer], left: int
+    pod: RuntimePod, live: Mapping[str, RuntimeContainer], total: _Amount, used: _Amount
 ) -> dict[str, _Amount]:
     """The containers still to come that a scheduler has named with their CPUs, if there are so many
-    left."""
+    left; what memory is left is theirs together."""
     decided = read_cpus_by_name(dict(pod.annotations))
     sizes = {name: len(cpus) for name, cpus in decided.items() if cpus and name not in live}
-    if sum(sizes.values()) > left:
+    if sum(sizes.values()) > total.cpus - used.cpus:
         return {}
+    memory = total.memory_bytes and max(1, total.memory_bytes - (used.memory_bytes or 0))
+    shares = [memory, *[memory and 1] * (len(sizes) - 1)]
     return {
-        name: _Amount(request_milli=size * 1000, limit_milli=size * 1000)
-        for name, size in sizes.items()
+        name: _Amount(request_milli=size * 1000, limit_milli=size * 1000, memory_bytes=share)
+        for (name, size), share in zip(sizes.items(), shares, strict=False)
     }
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from agent.core.bitmap import Bitmap
 from agent.core.decision import CPUSET_KEY, DEVICES_KEY, GROUP_KEY, STATUS_KEY
+from agent.core.offer import Holding
 from agent.core.pool import Groups
-from agent.core.request import PIN_KEY, SPEC_KEYS, Demand, read_demand
+from agent.core.request import PIN_KEY, SPEC_KEYS, Demand, Role, read_demand
 from agent.core.runtime import RuntimeContainer, RuntimePod, Stage
 from agent.core.topology import EMPTY
 
@@ -90,17 +91,28 @@ def _trim_status(status: object) -> dict[str, Any]:
     return {**kept, "state": dict.fromkeys(_dict(facts.get("state")))}
 
 
-def waiting_for_gpus(pods: Iterable[object], served: Collection[str]) -> tuple[Demand, ...]:
-    """What pods ask that ask for GPUs and have none yet, in the order in which kubelet admits pods,
-    that of their creation. `served` are the pods that hold some, "namespace/name"."""
+def waiting_for_gpus(pods: Iterable[object], holdings: Iterable[Holding]) -> tuple[Demand, ...]:
+    """What pods ask that wait for GPUs, in the order in which kubelet admits pods, that of their
+    creation. Kubelet gives them container by container."""
+    held = {holding.pod: holding.devices for holding in holdings}
     waiting = []
     for pod in pods:
-        metadata, status = _dict(_dict(pod).get("metadata")), _dict(_dict(pod).get("status"))
-        if status.get("phase") == "Pending" and not is_leaving(pod):
+        if _dict(_dict(pod).get("status")).get("phase") == "Pending" and not is_leaving(pod):
             demand = read_demand(pod)
-            if isinstance(demand, Demand) and demand.gpus and demand.pod not in served:
-                waiting.append((str(metadata.get("creationTimestamp", "")), demand))
+            if isinstance(demand, Demand) and _lacks_gpus(demand, held.get(demand.pod, {})):
+                created = _dict(_dict(pod).get("metadata")).get("creationTimestamp")
+                waiting.append((str(created or ""), demand))
     return tuple(demand for _, demand in sorted(waiting, key=lambda one: (one[0], one[1].pod)))
+
+
+def _lacks_gpus(demand: Demand, devices: Mapping[str, Collection[str]]) -> bool:
+    """Whether a container is without its GPUs. Kubelet does not list those of init containers,
+    which count only while nothing is listed of the pod."""
+    return any(
+        container.gpus > len(devices.get(container.name, ()))
+        for container in demand.containers
+        if container.role is not Role.INIT or not devices
+    )
 
 
 def see_specs(

@@ -318,13 +318,14 @@ STILL_TO_COME = {
     "a pod that is not to be pinned: only what is there": Case(
         pod=LOOSE, containers=(box("one", 1),), asked=(asks("one", cpus=1),)
     ),
-    "a container without whole CPUs: invalid, and nothing is pinned": Case(
+    "a container without whole CPUs: invalid, and what runs pinned is told": Case(
         pod=FOUR,
         containers=(
             box("one", 2, found="2-3"),
             box("two", 0, stage=CREATING, time=time_of(1500, 2000)),
         ),
         invalid='container "two": the request of cpu is "1500m" and its limit "2000m"',
+        pinned={"one": ("2-3", "")},
     ),
     "two halves of a CPU that make a whole: invalid": Case(
         pod=sandbox(1),
@@ -602,7 +603,7 @@ KNOWN = {
         pinned={"side": ("2", "0")},
     ),
     "what is found on a pod that is not to be pinned is no pin of ours": Case(
-        pod=sandbox(3),
+        pod=sandbox(3, pin=None),
         containers=(box("main", 2, found="2-3"),),
         spec=kubernetes(*WRITTEN, pin=None),
         asked=WRITTEN,
@@ -621,6 +622,7 @@ KNOWN = {
         spec=kubernetes(asks("main", cpus=2), asks("side")),
         invalid='container "side"',
         given={"main": ("GPU-1",)},
+        pinned={"main": ("2-3", "")},
     ),
 }
 
@@ -1022,7 +1024,7 @@ STORIES = {
         cpus={"a/one": "2-5"},
         held={"a": 4},
     ),
-    "a container without whole CPUs comes: its pod is invalid and holds nothing": Story(
+    "a container without whole CPUs comes: its pod is invalid and keeps what it runs on": Story(
         moments=(
             Moment(pods=(sandbox(2),), containers=(ONE,)),
             Moment(
@@ -1030,7 +1032,8 @@ STORIES = {
                 containers=(ONE, box("two", 0, time=time_of(500, 0), stage=CREATING)),
             ),
         ),
-        held={},
+        cpus={"a/one": "2-3"},
+        held={"a": 2},
         refused=("a",),
     ),
     "an init container has all CPUs, and an app will have a GPU": Story(

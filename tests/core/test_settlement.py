@@ -439,8 +439,14 @@ ADOPTING = {
         after={"a/main": "G1"},
         changes=("grant a: it is new",),
     ),
-    "not an invalid pod": Case(
+    "an invalid pod stays on what it runs on, and is refused": Case(
         facts=(fact(invalid("a"), given={"main": [1]}, found={"main": "2-3"}),),
+        after={"a/main": "G1 C2-3"},
+        changes=("adopt a: it was pinned already",),
+        refused={"a": "it cannot be read"},
+    ),
+    "not an invalid pod of which nothing runs": Case(
+        facts=(fact(invalid("a"), given={"main": [1]}),),
         after={"a/main": "G1"},
         changes=("grant a: it is new",),
         refused={"a": "it cannot be read"},
@@ -900,9 +906,16 @@ REFUSING = {
         after={"a/main": "G1"},
         changes=("release b: it is gone",),
     ),
-    "a pod that was admitted and becomes invalid is refused and keeps its GPUs": Case(
+    "a pod that was admitted and becomes invalid is refused and keeps what it runs on": Case(
         before=(grant("a", [0], "2-3"),),
         facts=(fact(invalid("a"), given={"main": [0]}, found={"main": "2-3"}),),
+        after={"a/main": "G0 C2-3"},
+        changes=(),
+        refused={"a": "it cannot be read"},
+    ),
+    "a pod that was admitted, becomes invalid and does not run keeps its GPUs only": Case(
+        before=(grant("a", [0], "2-3"),),
+        facts=(fact(invalid("a"), given={"main": [0]}),),
         after={"a/main": "G0"},
         changes=("move a: it is invalid",),
         refused={"a": "it cannot be read"},
