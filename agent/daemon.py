@@ -38,7 +38,8 @@ from agent.edge.status import GpuRow, Metrics, StatusServer, start_status
 from agent.errors import AgentError
 from agent.observing import Cluster, Facts, Observer
 from agent.pinning import Pinning
-from agent.reporting import Reporter, ReportSettings, to_about, to_saying
+from agent.reporting import Reporter, ReportSettings
+from agent.saying import to_about, to_saying
 from agent.troubles import Troubles
 
 _BUSY_S = 3.0
