@@ -86,6 +86,8 @@ class Books:
         self._containers: dict[str, RuntimeContainer] = {}
         self._memory: Memory = {}
         self._told = False
+        self.knows_pods = False
+        """Whether anybody has told which pods there are, ever."""
         self._asking: frozenset[str] = frozenset()
         self._refused: dict[str, str] = {}
         self._noted: dict[str, tuple[str, ...]] = {}
@@ -170,7 +172,8 @@ class Books:
 
     def _see(self, pods: Sequence[RuntimePod], containers: Sequence[RuntimeContainer]) -> None:
         now = {pod.id: pod for pod in pods}, {one.id: one for one in containers}
-        self.turn += now != (self._pods, self._containers)
+        self.turn += now != (self._pods, self._containers) or not self.knows_pods
+        self.knows_pods = True
         self._pods, self._containers = now
 
     def pods(self) -> tuple[RuntimePod, ...]:

@@ -9,6 +9,7 @@
 What threads share is one immutable snapshot, replaced by assignment.
 """
 
+import gc
 import queue
 import signal
 import time
@@ -37,7 +38,7 @@ from agent.edge.nri import Callbacks, NriPlugin
 from agent.edge.status import GpuRow, Metrics, StatusServer, start_status
 from agent.errors import AgentError
 from agent.observing import Cluster, Facts, Observer
-from agent.pinning import Pinning
+from agent.pinning import Path, Pinning
 from agent.reporting import Reporter, ReportSettings
 from agent.saying import to_about, to_saying
 from agent.troubles import Troubles
@@ -50,6 +51,9 @@ _GLANCE_S = 1.0
 _GAP_S = 0.05
 """Between the beginnings of two passes: many pods may ring at once, and kubelet refuses to tell who
 holds its devices more than 100 times a second."""
+_SILENT_S = 40.0
+"""How long nothing is reported while nobody tells which pods there are. A container runtime lets a
+plugin wait while a pod stops, for 30 s as a rule."""
 _STALLED_S = 60.0
 """A pass that takes longer is stuck, and the agent better started anew."""
 
@@ -119,12 +123,14 @@ class Daemon:
         self._pinning = Pinning(self._books, self._metrics, self._troubles, self._tell)
         self._snapshot: Snapshot | None = None
         self._said: tuple[Ledger, About, bool] | None = None
-        self._beat_s = time.monotonic()
+        self._beat_s = self._start_s = time.monotonic()
         self._busy_until_s = 0.0
 
     def run(self) -> None:
         """Serves until SIGTERM or SIGINT."""
         log.start_logging(self._config.log_level)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: collecting it in vain would unshare the child's pages
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)
         signal.signal(signal.SIGHUP, self._ask_reload)
@@ -175,6 +181,9 @@ class Daemon:
         """Lets the cluster know, if anything is new."""
         if self._reporter is None or self._reporter.closed:
             return
+        is_blind = not self._books.knows_pods and self._pinning.path is not Path.NONE
+        if is_blind and time.monotonic() - self._start_s < _SILENT_S:
+            return  # what runs pinned would be told to be free
         registered = self._is_ready() is None
         said = ledger, to_about(self._config, facts, self._pinning.path), registered
         if self._said is None or ledger is not self._said[0] or said[1:] != self._said[1:]:

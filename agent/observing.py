@@ -62,7 +62,7 @@ class Observer:
     _read_s: float = float("-inf")
     _marks: FaultMarks = field(default_factory=FaultMarks)
     _pod_list: PodList = field(default_factory=PodList)
-    _pods: tuple[object, ...] = ()
+    _pods: tuple[object, ...] | None = None
 
     def forget(self) -> None:
         """Everything is to be read anew."""
@@ -90,7 +90,7 @@ class Observer:
         self._pod_list = attempt("pod resources", listing, self._pod_list)
         specs = cluster.pods
         if wants_pods and config.kubelet_url:
-            specs = self._read_pods(config)
+            specs = self._read_pods(config, cluster.pods)
         return Facts(
             node=self._node(config, specs),
             manner=_manner(config),
@@ -99,10 +99,15 @@ class Observer:
             pods=self._pod_list.pods,
         )
 
-    def _read_pods(self, config: Config) -> Mapping[str, object]:
+    def _read_pods(
+        self, config: Config, others: Mapping[str, object] | None
+    ) -> Mapping[str, object] | None:
+        """Kubelet's pods; those that others tell of, as long as kubelet has never answered."""
         token = os.path.join(config.service_account_dir, "token")
         asking = partial(list_pods, config.kubelet_url, token if os.path.exists(token) else "")
         self._pods = self.troubles.attempt("kubelet's pods", asking, self._pods)
+        if self._pods is None:
+            return others
         return {uid: pod for pod in self._pods if (uid := uid_of(pod))}
 
     def _read_rarely(self, config: Config) -> None:

@@ -136,6 +136,8 @@ class Pinning:
         now_s, turn = time.monotonic(), self._books.turn
         if self._cgroups is None or self._path in (None, Path.NONE):
             return
+        if not self._books.knows_pods:
+            return  # else all that runs pinned would be taken for unpinned
         if turn == self._done and now_s - self._checked_s < _VERIFY_S:
             return
         by_runtime = self._path is Path.NRI

@@ -31,6 +31,7 @@ from agent.edge.kubeapi import (
     apply_topology,
     create_event,
     label_node,
+    owner_of,
     read_config_map,
     read_device,
     read_marks,
@@ -119,6 +120,7 @@ class Reporter:
         self._told, self._telling = Told(), threading.Lock()
         self._seen: tuple[object, Mapping[str, object]] = None, {}
         self.marks = FaultMarks()
+        self._found: dict[str, FaultMarks] = {}
         self._duties = {
             "node": _Duty(act=self._look_at_node),
             "labels": _Duty(act=self._write_labels),
@@ -183,10 +185,10 @@ class Reporter:
         with self._telling:
             for event in events:
                 self._told, admitted = admit(self._told, event, time.monotonic())
+                if not admitted or len(self._events) == _MOST_EVENTS:
+                    self._metrics.told("dropped")  # this one, or the oldest
                 if admitted:
                     self._events.append((event, now))
-                else:
-                    self._metrics.told("dropped")
         if events:
             self._bell.put("events")
 
@@ -231,28 +233,28 @@ class Reporter:
         except KubeApiError:
             self._metrics.reported(kind, "failed")
             raise
+        self._metrics.api(True)
         self._metrics.reported(kind, "ok")
         return written
 
     # --- duties -----------------------------------------------------------------------------------
 
     def _look_at_node(self) -> None:
-        node = read_node(self._api, self._settings.node)
+        node = self._read_node()
         self._metrics.api(True)
-        metadata = node["metadata"]
-        owner = {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "name": metadata["name"],
-            "uid": metadata["uid"],
-        }
-        if self._owner != (owner,):
-            self._owner = (owner,)
-            self._bell.put("topology")
-        self._troubles.tell("node label", ack.check_label(metadata.get("labels")) or "")
+        self._troubles.tell("node label", ack.check_label(node["metadata"].get("labels")) or "")
         taint = self._settings.taint if self._saying and self._saying.registered else ""
         if taint and untaint_node(self._api, node, taint):
             log.info("taint removed", taint=taint)
+
+    def _read_node(self) -> Object:
+        """The node; from now on it is the owner of what is written."""
+        node = read_node(self._api, self._settings.node)
+        owner = owner_of(node)
+        if self._owner != (owner,):
+            self._owner = (owner,)
+            self._bell.put("topology")
+        return node
 
     def _write_labels(self) -> None:
         saying = self._saying
@@ -262,14 +264,25 @@ class Reporter:
     def _write_topology(self) -> None:
         if self._saying is None:
             return
+        current = self._current()
+        if current is None:
+            self._find_owner()
         ours = dict(self._saying.topology)
         ours["metadata"] = {**ours["metadata"], "ownerReferences": list(self._owner)}
-        current = self._current()
         if current is not None and is_foreign(current):
             self._merge(current, ours)
         elif not shows(current, ours):
             self._troubles.tell("report", "")
             self._write_object(lambda: apply_topology(self._api, ours))
+
+    def _find_owner(self) -> None:
+        """Before an object is made: what belongs to a node that is gone is removed at once. Raises
+        KubeApiError if there is no node."""
+        try:
+            self._read_node()
+        except KubeApiError as error:
+            if error.status != 403:
+                raise
 
     def _current(self) -> Object | None:
         """The object as it was last: the watch may not have heard yet of what we wrote."""
@@ -288,7 +301,15 @@ class Reporter:
         sentence = "another reporter owns this node's NodeResourceTopology; ours is merged into it"
         self._troubles.tell("report", sentence)
         merged = merge(current, ours)
-        if merged != current:
+        if merged == current:
+            return
+        try:
+            self._write_object(lambda: replace_topology(self._api, merged))
+        except KubeApiError as error:
+            newer = read_topology(self._api, self._settings.node) if error.status == 409 else None
+            if newer is None:
+                raise
+            merged = merge(newer, ours)
             self._write_object(lambda: replace_topology(self._api, merged))
 
     def _write_object(self, write: Callable[[], Object]) -> None:
@@ -315,34 +336,53 @@ class Reporter:
     def _look_at_watches(self) -> None:
         self._troubles.tell("watch of pods", self._pods.problem)
         self._troubles.tell("watch of the report", self._topologies.problem)
+        if not self._pods.problem and self._pods.objects is not None:
+            self._metrics.api(True)
 
     def _read_marks(self) -> None:
         if not self._settings.ack:
             return
-        marks, problem = read_marks(self._api, self._settings.node)
+        found, problem = read_marks(self._api, self._settings.node)
+        self._metrics.api(True)
         self._troubles.tell("fault marks", problem)
-        if not problem and marks != self.marks:
+        self._found |= found  # of what cannot be understood, what was there before
+        marks = FaultMarks(
+            indices=frozenset[int]().union(*(one.indices for one in self._found.values())),
+            uuids=frozenset[str]().union(*(one.uuids for one in self._found.values())),
+        )
+        if marks != self.marks:
             self.marks = marks
             self._ring()
 
     def _write_events(self) -> None:
+        problem = ""
         while self._events and not self._closing:
             event, when = self._events[0]
             try:
                 create_event(self._api, to_event(event, self._settings.node, when))
+                self._metrics.told("sent")
             except KubeApiError as error:
-                if error.status is not None and 400 <= error.status < 500 and error.status != 429:
-                    self._forget(event)  # it will not be taken later either
-                self._metrics.told("failed")
-                raise
+                if error.status == 409:
+                    self._metrics.told("sent")  # before, and the answer was lost
+                elif _is_final(error.status):
+                    self._metrics.told("failed")
+                    problem = str(error)
+                else:
+                    raise
+            self._metrics.api(True)
             self._forget(event)
-            self._metrics.told("sent")
+        self._troubles.tell("events that are not taken", problem)
 
     def _forget(self, event: PodEvent) -> None:
         """Unless it has gone already, for a newer one."""
         with self._telling:
             if self._events and self._events[0][0] is event:
                 self._events.popleft()
+
+
+def _is_final(status: int | None) -> bool:
+    """Whether an object that was refused will never be taken."""
+    return status is not None and 400 <= status < 500 and status not in (401, 408, 429)
 
 
 def _version(thing: Object) -> int:

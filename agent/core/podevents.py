@@ -6,6 +6,7 @@ Source: Kubernetes' core/v1 Event, with the limits that its API server checks.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import blake2s
 from typing import Any, Final
 
 from agent.core.bitmap import Bitmap
@@ -165,13 +166,16 @@ def admit(told: Told, event: PodEvent, now_s: float) -> tuple[Told, bool]:
 
 
 def to_event(event: PodEvent, node: str, time: str) -> dict[str, Any]:
-    """The Event for the API server; `time` as 2026-11-30T14:00:00Z."""
+    """The Event for the API server; `time` as 2026-11-30T14:00:00Z. The same has the same name, so
+    that it is not written twice where the answer was lost."""
     namespace, _, name = event.pod.partition("/")
+    what = "\0".join((event.uid, event.container, event.reason, event.message, time))
+    number = blake2s(what.encode(errors="replace"), digest_size=8).hexdigest()
     prefix = name[:_LONGEST_NAME].rstrip("-.")
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"namespace": namespace, "generateName": f"{prefix}."},
+        "metadata": {"namespace": namespace, "name": f"{prefix}.{number}"},
         "involvedObject": {
             "apiVersion": "v1",
             "kind": "Pod",

@@ -93,10 +93,15 @@ def read_facts(
         memory.update(now)
     known_pods, uids = {pod.pod for pod in pods}, {pod.uid for pod in pods}
     others = [holding for holding in holdings if holding.pod not in known_pods]
+    taken = _written_on(of_pod) if others else frozenset()
     named = _by_name(spec for uid, spec in specs.items() if uid not in uids) if others else {}
     return (
         *(fact for _, fact in now.values() if fact is not None),
-        *(_held_only(keys, holding, named.get(holding.pod)) for holding in others),
+        *(
+            fact
+            for holding in others
+            if (fact := _held_only(keys, holding, named.get(holding.pod), taken))
+        ),
     )
 
 
@@ -115,9 +120,34 @@ def _by_name(specs: Iterable[object]) -> dict[str, object]:
     return {name: pods[0] for name, pods in found.items() if len(pods) == 1}
 
 
-def _held_only(keys: Mapping[str, str], holding: Holding, spec: object) -> PodFact:
-    """A pod that kubelet gave devices, and that has no sandbox: not yet, or not any more."""
+def _written_on(of_pod: Mapping[str, Iterable[RuntimeContainer]]) -> frozenset[str]:
+    """The GPUs that Allocate wrote on containers which have not stopped."""
+    live = (
+        one
+        for containers in of_pod.values()
+        for one in containers
+        if one.stage is not Stage.STOPPED
+    )
+    return frozenset(
+        gpu for one in live for gpu in one.annotations.get(GPUS_KEY, "").split(",") if gpu
+    )
+
+
+def _held_only(
+    keys: Mapping[str, str], holding: Holding, spec: object, taken: frozenset[str]
+) -> PodFact | None:
+    """A pod that kubelet gave devices, and that has no sandbox: not yet, or not any more.
+
+    What containers of other pods have been given since, its list does not know yet; None if nothing
+    is left.
+    """
     fact = to_fact(keys, holding, uid_of(spec))
+    if any(not taken.isdisjoint(gpus) for gpus in fact.given.values()):
+        given = {
+            name: tuple(gpu for gpu in gpus if gpu not in taken)
+            for name, gpus in fact.given.items()
+        }
+        return replace(fact, given=given) if any(given.values()) else None
     if spec is None or is_leaving(spec):
         return fact
     return replace(fact, demand=read_demand(spec))

@@ -11,8 +11,9 @@ from agent.edge.kubeapi.client import Api
 from agent.edge.kubeapi.objects import read_config_map
 
 
-def read_marks(api: Api, node: str) -> tuple[FaultMarks, str]:
-    """The marks of both kinds for this node, and a sentence about what cannot be understood.
+def read_marks(api: Api, node: str) -> tuple[dict[str, FaultMarks], str]:
+    """The marks for this node by the name of their ConfigMap, and a sentence about those that
+    cannot be understood, which are left out.
 
     Raises KubeApiError where a ConfigMap cannot be read; one that does not exist marks nothing.
     """
@@ -20,18 +21,14 @@ def read_marks(api: Api, node: str) -> tuple[FaultMarks, str]:
         (ack.device_status_name(node), _parse_device_status),
         (ack.unhealthy_name(node), ack.parse_unhealthy_gpus),
     )
-    found, problems = [], []
+    found, problems = {}, []
     for name, parse in kinds:
         config_map = read_config_map(api, ack.NAMESPACE, name)
         try:
-            found.append(parse(config_map) if config_map else FaultMarks())
+            found[name] = parse(config_map) if config_map else FaultMarks()
         except ValueError as error:
             problems.append(f"ConfigMap {ack.NAMESPACE}/{name}: {error}")
-    marks = FaultMarks(
-        indices=frozenset[int]().union(*(one.indices for one in found)),
-        uuids=frozenset[str]().union(*(one.uuids for one in found)),
-    )
-    return marks, "; ".join(problems)
+    return found, "; ".join(problems)
 
 
 def _parse_device_status(config_map: Object) -> FaultMarks:
@@ -44,7 +41,9 @@ def _parse_device_status(config_map: Object) -> FaultMarks:
         raise ValueError(f"its devices are longer than {MAX_MARKS_LENGTH:,} characters")
     try:
         devices = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        problem = getattr(error, "problem", None) or "nested too deeply"
+    except RecursionError:
+        raise ValueError("its devices are YAML that is nested too deeply") from None
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, ValueError) as error:
+        problem = getattr(error, "problem", None) or str(error)  # values are made of any text
         raise ValueError(f"its devices are not YAML: {printable(problem, 120)}") from None
     return ack.parse_device_status(devices)

@@ -26,6 +26,18 @@ def read_node(api: Api, name: str) -> Object:
     return api.get(_path("v1", "nodes", name))
 
 
+def owner_of(node: Object) -> Object:
+    """What an object of the node refers to as its owner. Raises KubeApiError for nonsense."""
+    try:
+        metadata = part(node, "metadata", dict)
+        name, uid = part(metadata, "name", str), part(metadata, "uid", str)
+    except ValueError as error:
+        raise KubeApiError(f"the answer about the node makes no sense: {error}") from error
+    if not name or not uid:
+        raise KubeApiError("the answer about the node makes no sense: it has no name or no uid")
+    return {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}
+
+
 def label_node(api: Api, name: str, labels: Mapping[str, str | None]) -> bool:
     """Gives the node these labels, takes away those that are None; False if nothing was to do."""
     node = read_node(api, name)
