@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: venv test e2e check bench format clean
+.PHONY: venv test demo e2e vnode check bench format clean
 
 venv: .venv/.ready
 
@@ -14,9 +14,17 @@ venv: .venv/.ready
 test: venv  ## the whole suite
 	$(BIN)/pytest
 
+demo: venv  ## the agent on an embedded node of 8 GPUs; no root, no cluster, no GPU
+	$(BIN)/numalet demo
+
 e2e: venv  ## against a real kubelet and containerd; needs root, builds both with Go
 	hack/e2e/build
 	$(BIN)/pytest --durations=0 --durations-min=1 tests/e2e
+
+vnode: venv  ## the same on emulated nodes with 8 GPUs on several NUMA nodes; needs root and QEMU
+	hack/e2e/build
+	hack/vnode/build
+	$(BIN)/python -m tests.vnode
 
 check: venv  ## all that must hold before a change lands
 	hack/check

@@ -14,6 +14,7 @@ from agent.core.plan import draw_plan, make_plan, owners, plan_to_json
 from agent.core.schema import parse_machine, to_json
 from agent.core.svg import draw_svg
 from agent.core.topology import Machine
+from agent.demo import add_arguments, run_demo
 from agent.edge.manifest import read_pods
 from agent.errors import AgentError, ConfigError
 from agent.observation import describe_pinning, observe_machine
@@ -87,6 +88,16 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(doctor)
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.set_defaults(command=_doctor)
+    demo = commands.add_parser(
+        "demo",
+        help="the agent at work on a node that is not there: no root, no cluster, no GPU",
+        description="Runs the unmodified agent on an embedded node, lets pods come and go there, "
+        "and checks what became of them. Exit code: 0 every promise was kept, 1 one was broken, "
+        "2 bad input.",
+        allow_abbrev=False,
+    )
+    add_arguments(demo)
+    demo.set_defaults(command=run_demo)
     run = commands.add_parser(
         "run",
         help="the agent: offer this node's GPUs to kubelet",

@@ -255,7 +255,7 @@ class Daemon:
             allocate=self._allocate,
             on_rpc=self._on_rpc,
             on_registration=self._metrics.registered,
-            on_stream=self._metrics.streaming,
+            on_stream=self._on_stream,
         )
         kubelet = config.plugin_dir, config.device_ids
         self._plugin = _renew(
@@ -351,6 +351,10 @@ class Daemon:
         if now is None:
             return Refusal(reason="the machine is not read yet")
         return allocate(now.offer, ids)
+
+    def _on_stream(self, is_open: bool) -> None:
+        self._metrics.streaming(is_open)
+        self._ring()  # the startup taint waits for it
 
     def _on_rpc(self, method: str, seconds: float, code: str) -> None:
         self._metrics.rpc(method, seconds, code)

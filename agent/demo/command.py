@@ -21,7 +21,7 @@ from agent.core.topology import Machine
 from agent.demo.ack import MACHINE, PODS, expect_nothing, expect_of_ack
 from agent.demo.node import FailedError, Node, to_node_name
 from agent.demo.pods import Pod, parse_pod
-from agent.demo.screen import BOLD, GREEN, RED, Screen, printable_line
+from agent.demo.screen import BOLD, DIM, GREEN, RED, Screen, printable_line
 from agent.demo.showable import make_showable
 from agent.demo.story import CREATED, Story
 from agent.edge.manifest import read_pods
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace, agent: Sequence[str] = AGENT) -> int:
         return 1
     if options.svg:
         _write(options.svg, draw_svg(machine, story.owners))
-    return 2 if problems else 1 if story.broken else 0
+    return 1 if story.broken else 2 if problems else 0
 
 
 def _tell(
@@ -92,6 +92,10 @@ def _tell(
         )
         story.tell()
     _conclude(story, time.monotonic() - start_s)
+    if is_ack:
+        hint = "With your own node and pods: numalet show --json > node.json, and on any machine"
+        command = "numalet demo --machine node.json -f pods.yaml"
+        screen.lines((screen.paint(hint, DIM), screen.paint(command, DIM)))
     return story
 
 

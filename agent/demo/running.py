@@ -45,10 +45,7 @@ def while_running(node: Node, pods: Sequence[Played]) -> Iterator[Promise]:
             text="its cgroup has them in force from its first instruction, and is not throttled",
             check=lambda: first(_check_cgroups(node, one) for one in pinned),
         )
-        yield Promise(
-            text="everybody else is kept off these CPUs by their cgroups",
-            check=lambda: _check_pool(node, pods),
-        )
+        yield keep_off(node, pods, "everybody else is kept off these CPUs by their cgroups")
         yield from _promise_policies(node, free, pinned)
     refused = [one for one in pods if one.stage is Stage.NOT_CREATED]
     if refused:
@@ -56,6 +53,11 @@ def while_running(node: Node, pods: Sequence[Played]) -> Iterator[Promise]:
             text="who cannot have what it asks for is told why in a sentence, and holds no CPUs",
             check=lambda: first(_check_refusal(one) for one in refused),
         )
+
+
+def keep_off(node: Node, pods: Sequence[Played], text: str) -> Promise:
+    """Nobody who is not pinned runs where somebody is."""
+    return Promise(text=text, check=lambda: _check_pool(node, pods))
 
 
 def _is_decided(played: Played) -> bool:

@@ -18,7 +18,7 @@ from agent.demo.picture import Holder, align, draw_nodes, letter
 from agent.demo.play import Played, Stage
 from agent.demo.pods import Pod, parse_pod
 from agent.demo.promises import Promise, held_gpus, nodes_of, pinned_cpus
-from agent.demo.running import while_running
+from agent.demo.running import keep_off, while_running
 from agent.demo.screen import DIM, Screen
 
 CREATED: Final = "2026-01-01T00:00:00Z"
@@ -27,6 +27,13 @@ _PATIENCE_S: Final = 15.0
 _LESS_PATIENCE_S: Final = 2.0
 """Once something is broken, the rest may be, too."""
 _MOST_ROWS: Final = 16
+_LATE: Final[Object] = {
+    "metadata": {"namespace": "kube-system", "name": "late"},
+    "spec": {
+        "containers": [{"name": "main", "resources": {"limits": {"cpu": "10m", "memory": "8Mi"}}}]
+    },
+}
+"""A pod whose cgroup is in no class that is narrowed already."""
 _BACKGROUND: Final[tuple[Object, ...]] = (
     {
         "metadata": {"namespace": "kube-system", "name": "log-agent"},
@@ -59,13 +66,16 @@ class Story:
     def tell(self) -> None:
         """All of it. Raises FailedError where it cannot go on."""
         for manifest in _BACKGROUND:
-            pod = parse_pod(manifest, self.node.name, CREATED)
-            self.others.append(play.start(self.node, pod, self.others))
+            self._start_other(manifest)
         self._discover()
         self._apply()
         self._report()
         self._restart()
         self._end()
+
+    def _start_other(self, manifest: Object) -> None:
+        pod = parse_pod(manifest, self.node.name, CREATED)
+        self.others.append(play.start(self.node, pod, self.all))
 
     @property
     def all(self) -> list[Played]:
@@ -125,7 +135,11 @@ class Story:
             node.kill_agent()
             node.wait(lambda: not node.runtime.plugins, "the container runtime notices")
             node.start_agent()
+            node.wait(lambda: node.is_asked, "the container runtime asks the agent again")
             pledged = list(promises.after_restart(node, self.all, before))
+            self._start_other(_LATE)
+            if any(pinned_cpus(one) for one in self.played):
+                pledged.append(keep_off(node, self.all, "who starts now is kept off them, too"))
             self._wait(pledged)
         self._check(pledged)
 
@@ -227,10 +241,13 @@ def _describe_report(node: Node) -> list[str]:
         for key, value in sorted(found["metadata"].get("labels", {}).items())
         if key.startswith("aliyun.accelerator/")
     ]
+    found_events = node.events
     events = [
         (one["reason"], one["involvedObject"]["name"], one["message"])
-        for one in node.events[:_MOST_ROWS]
+        for one in found_events[:_MOST_ROWS]
     ]
+    if more := len(found_events) - len(events):
+        events.append(("and", f"{more} more", ""))
     parts = [align(zones), labels, align([("EVENT", "POD", "MESSAGE"), *events]) if events else []]
     return [line for part in parts if part for line in (*part, "")]
 
