@@ -9,17 +9,22 @@ import itertools
 import json
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, note, settings
+from hypothesis import strategies as st
 
 from agent.books import Books, Node, Rules
 from agent.core.bitmap import Bitmap
+from agent.core.decision import CPUSET_KEY, GROUP_KEY, STATUS_KEY
 from agent.core.offer import GPUS_KEY, Holding
 from agent.core.placement import MemoryRule, Refusal
-from agent.core.request import PIN_KEY, SPEC_KEYS
+from agent.core.podevents import PodEvent, Reason
+from agent.core.podspecs import trim_pod
+from agent.core.request import GPU_RESOURCE, PIN_KEY, SPEC_KEYS, Role
 from agent.core.runtime import (
     Cpuset,
     CpuTime,
@@ -803,3 +808,429 @@ def test_callbacks_from_many_threads_while_a_pass_settles(desk: Desk) -> None:
     desk.books.settle(NODE, Rules())
     assert desk.pool == ALL
     assert desk.held() == {}
+
+
+# --- the specification, which may come later ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A container of a pod: what it asks, and the GPUs that kubelet gives it."""
+
+    name: str = "main"
+    role: Role = Role.APP
+    cpus: int = 2
+    gpus: tuple[int, ...] = ()
+    memory_bytes: int = GIB
+
+    def to_json(self) -> dict[str, Any]:
+        amounts = {"cpu": str(self.cpus), "memory": str(self.memory_bytes)}
+        if self.gpus:
+            amounts[GPU_RESOURCE] = str(len(self.gpus))
+        always = {"restartPolicy": "Always"} if self.role is Role.SIDECAR else {}
+        return {"name": self.name, "resources": {"limits": amounts, "requests": amounts}, **always}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """A pod as its user, kubelet and the runtime see it."""
+
+    name: str
+    parts: tuple[Part, ...]
+    annotations: dict[str, str] = field(default_factory=lambda: dict(PIN))
+
+    def spec(self) -> dict[str, Any]:
+        """As the agent keeps it of what the API server shows."""
+        lists = {
+            "initContainers": [one.to_json() for one in self.parts if one.role is not Role.APP],
+            "containers": [one.to_json() for one in self.parts if one.role is Role.APP],
+        }
+        names = {"name": self.name, "namespace": "ns", "uid": self.name}
+        trimmed = trim_pod(
+            {
+                "metadata": {**names, "annotations": self.annotations},
+                "spec": {**lists, "nodeName": "node"},
+                "status": {"phase": "Running"},
+            }
+        )
+        assert trimmed is not None
+        return trimmed
+
+    def sandbox(self) -> RuntimePod:
+        """With the sum that kubelet works out for it: the most that runs at once."""
+        memory = peak(self.parts, lambda one: one.memory_bytes)
+        count = peak(self.parts, lambda one: one.cpus)
+        return pod_of(self.name, count, self.annotations, memory_bytes=memory)
+
+    def container(self, part: Part) -> RuntimeContainer:
+        memory = part.memory_bytes
+        return container_of(self.sandbox(), part.cpus, part.gpus, part.name, memory_bytes=memory)
+
+    def holdings(self) -> tuple[Holding, ...]:
+        devices = {
+            one.name: tuple(f"GPU-{gpu}" for gpu in one.gpus) for one in self.parts if one.gpus
+        }
+        return (Holding(pod=f"ns/{self.name}", devices=devices),) if devices else ()
+
+
+def peak(parts: Iterable[Part], size: Callable[[Part], int]) -> int:
+    """Sidecars stay, an init container is gone before the next one comes."""
+    most = beside = 0
+    for one in parts:
+        most = max(most, beside + size(one))
+        beside += 0 if one.role is Role.INIT else size(one)
+    return most
+
+
+@dataclass(slots=True)
+class Play:
+    """Books, the specifications that the API server has told, and what runs with which cpuset."""
+
+    told: list[PodEvent] = field(default_factory=list)
+    specs: dict[str, Any] = field(default_factory=dict)
+    stories: dict[str, Story] = field(default_factory=dict)
+    running: dict[str, Cpuset] = field(default_factory=dict)
+    books: Books = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.books = Books(lambda: None, self.told.extend)
+        self.settle()
+
+    def settle(self) -> None:
+        holdings = tuple(one for story in self.stories.values() for one in story.holdings())
+        self.books.settle(replace(NODE, specs=dict(self.specs), holdings=holdings), Rules())
+        self.check()
+
+    def know(self, story: Story) -> None:
+        self.specs[story.name] = story.spec()
+        self.settle()
+
+    def forget(self, story: Story) -> None:
+        self.specs.pop(story.name, None)
+        self.settle()
+
+    def begin(self, story: Story) -> None:
+        """Kubelet has given it its GPUs, which a pass has seen; its sandbox runs."""
+        self.stories[story.name] = story
+        self.settle()
+        self.books.on_run_pod(story.sandbox())
+
+    def create(self, story: Story, part: Part) -> Cpuset | Refusal | None:
+        container = story.container(part)
+        answer = self.books.on_create(story.sandbox(), container)
+        if isinstance(answer, Cpuset):
+            self.running[container.id] = answer
+            self.books.on_start(container.id)
+        self.check()
+        return answer
+
+    def stop(self, story: Story, part: Part) -> None:
+        id_ = story.container(part).id
+        self.running.pop(id_)
+        self.books.on_stop(id_)
+        self.settle()
+
+    def end(self, story: Story) -> None:
+        for part in story.parts:
+            self.running.pop(story.container(part).id, None)
+        del self.stories[story.name]
+        self.specs.pop(story.name, None)
+        self.books.on_end_pod(story.sandbox().id)
+        self.settle()
+
+    def held(self, story: Story) -> tuple[Bitmap, Bitmap]:
+        """CPUs and memory nodes of a pod."""
+        assert self.books.ledger is not None
+        grants = self.books.ledger.of_pod(story.name)
+        cpus_ = Bitmap(cpu for one in grants for cpu in one.cpus)
+        return cpus_, Bitmap(node for one in grants for node in one.mems)
+
+    def check(self) -> None:
+        """Who runs has what it was created with, and nobody else has any of it."""
+        now = {one.container.id: one.cpuset for one in self.books.pinned()}
+        assert {id_: now.get(id_) for id_ in self.running} == self.running
+        look(self.books)
+
+    def said(self, *reasons: Reason) -> list[str]:
+        return [one.message for one in self.told if one.reason in reasons]
+
+
+def decided(**cpus_of: str) -> dict[str, str]:
+    """A scheduler's decision for each container by name, as ACK writes it."""
+    sets = {
+        name: {"0": {"elems": {cpu: {} for cpu in text.split(",")}}}
+        for name, text in cpus_of.items()
+    }
+    return {CPUSET_KEY: json.dumps(sets)}
+
+
+INIT, SIDECAR = Part(name="init", role=Role.INIT), Part(name="proxy", role=Role.SIDECAR)
+STORIES = {
+    "one container": Story(name="a", parts=(Part(),)),
+    "with a GPU": Story(name="a", parts=(Part(gpus=(2,)),)),
+    "with GPUs on both nodes": Story(
+        name="a", parts=(Part(cpus=4, gpus=(1, 2)),), annotations=PIN | policy("Restricted")
+    ),
+    "two containers": Story(name="a", parts=(Part(gpus=(2,)), Part(name="two", cpus=3))),
+    "two with GPUs, on one node": Story(
+        name="a",
+        parts=(Part(gpus=(2,)), Part(name="two", gpus=(3,))),
+        annotations=PIN | policy("SingleNUMANode"),
+    ),
+    "an init container": Story(name="a", parts=(INIT, Part(cpus=4, gpus=(2,)))),
+    "an init container with most": Story(
+        name="a", parts=(replace(INIT, cpus=5, memory_bytes=4 * GIB), Part(gpus=(2,)))
+    ),
+    "a sidecar": Story(name="a", parts=(SIDECAR, Part(gpus=(2,)))),
+    "all kinds": Story(
+        name="a", parts=(SIDECAR, INIT, replace(INIT, name="init-2", cpus=3), Part(gpus=(0,)))
+    ),
+    "decided, one container": Story(
+        name="a", parts=(Part(gpus=(2,)),), annotations=PIN | decided(main="14,15")
+    ),
+    "decided, two containers": Story(
+        name="a",
+        parts=(Part(), Part(name="two", gpus=(2,))),
+        annotations=PIN | decided(main="12,13", two="14,15"),
+    ),
+    "decided, one set for all": Story(
+        name="a",
+        parts=(Part(), Part(name="two", gpus=(2,))),
+        annotations=PIN | {STATUS_KEY: '{"cpuset":"12-15"}'},
+    ),
+    "decided, the GPUs": Story(
+        name="a", parts=(Part(gpus=(1, 2)),), annotations=PIN | {GROUP_KEY: "1,2"}
+    ),
+}
+
+
+@pytest.mark.parametrize("at", range(5), ids=lambda at: f"after {at} containers")
+@pytest.mark.parametrize("name", STORIES)
+def test_a_specification_that_comes_later_moves_nothing(name: str, at: int) -> None:
+    """Nor does one that is gone before its pod."""
+    play, story = Play(), STORIES[name]
+    play.begin(story)
+    play.settle()
+    for number, part in enumerate(story.parts):
+        if number == at:
+            play.know(story)
+        answer = play.create(story, part)
+        assert isinstance(answer, Cpuset)
+        assert len(answer.cpus) == part.cpus
+        if part.role is Role.INIT:
+            play.stop(story, part)
+    before = play.held(story)
+    play.know(story)
+    assert play.held(story) == before
+    play.forget(story)
+    assert play.held(story) == before
+    assert len(before[0]) == peak(story.parts, lambda one: one.cpus)
+    assert play.said(Reason.REFUSED) == []
+
+
+SHAPES = (
+    [Role.APP],
+    [Role.APP, Role.APP],
+    [Role.INIT, Role.APP],
+    [Role.SIDECAR, Role.APP],
+    [Role.INIT, Role.INIT, Role.APP],
+    [Role.INIT, Role.SIDECAR, Role.APP],
+    [Role.SIDECAR, Role.INIT, Role.APP, Role.APP],
+)
+POLICIES = [{}, policy("SingleNUMANode"), policy("Restricted"), policy("BestEffort")]
+
+
+@dataclass(slots=True)
+class Director:
+    """Lets pods live side by side while their specifications come and go."""
+
+    data: st.DataObject
+    play: Play = field(default_factory=Play)
+    next_parts: dict[str, list[Part]] = field(default_factory=dict)
+    pods: int = 0
+
+    def pick(self, items: Sequence[Any], label: str) -> Any:
+        return self.data.draw(st.sampled_from(items), label)
+
+    def step(self) -> None:
+        names = sorted(self.play.stories)
+        if not names or (len(names) < 3 and self.pick([True, False, False], "start")):
+            self.start()
+            return
+        story = self.play.stories[self.pick(names, "pod")]
+        moves = {"on": self.go_on, "known or not": self.toggle, "restart": self.restart}
+        moves[self.pick(["on", "on", *moves], "move")](story)
+
+    def start(self) -> None:
+        assert self.play.books.ledger is not None
+        free = list(self.play.books.ledger.free_gpus)
+        self.pods += 1
+        parts = []
+        for number, role in enumerate(self.pick(SHAPES, "shape")):
+            count = self.pick([0, 0, 1, 2], "GPUs") if role is not Role.INIT else 0
+            mine, free = tuple(free[:count]), free[count:]
+            size, memory = self.pick([1, 2, 3], "CPUs"), self.pick([GIB, 2 * GIB], "memory")
+            part = Part(
+                name=f"{role}{number}", role=role, cpus=size, gpus=mine, memory_bytes=memory
+            )
+            parts.append(part)
+        annotations = PIN | self.pick(POLICIES, "policy")
+        gpus = ",".join(str(gpu) for part in parts for gpu in part.gpus)
+        if gpus and self.pick([True, False], "decided"):
+            annotations |= {GROUP_KEY: gpus}
+        story = Story(name=f"p{self.pods}", parts=tuple(parts), annotations=annotations)
+        note(f"start {story}")
+        self.play.begin(story)
+        self.next_parts[story.name] = parts
+
+    def go_on(self, story: Story) -> None:
+        """Its next container, after the end of an init container; or its end."""
+        waiting, live = self.next_parts[story.name], self.live(story)
+        if not waiting:
+            self.play.end(story)
+        elif live and live[-1].role is Role.INIT:
+            self.play.stop(story, live[-1])
+        elif isinstance(answer := self.play.create(story, waiting[0]), Refusal):
+            assert len(waiting) == len(story.parts), answer  # else it had been let in
+            self.play.end(story)
+        else:
+            assert isinstance(answer, Cpuset)
+            assert len(answer.cpus) == waiting.pop(0).cpus
+
+    def live(self, story: Story) -> list[Part]:
+        return [one for one in story.parts if story.container(one).id in self.play.running]
+
+    def toggle(self, story: Story) -> None:
+        before = self.play.held(story)
+        known = story.name in self.play.specs
+        note(f"{story.name} is {'forgotten' if known else 'known'}")
+        (self.play.forget if known else self.play.know)(story)
+        if self.live(story):
+            assert self.play.held(story) == before
+
+    def restart(self, story: Story) -> None:
+        if live := [one for one in self.live(story) if one.role is not Role.INIT]:
+            part = self.pick(live, "container")
+            held = self.play.held(story)[0]
+            note(f"{story.name} {part.name} is started anew")
+            self.play.stop(story, part)
+            answer = self.play.create(story, part)
+            assert isinstance(answer, Cpuset)
+            assert len(answer.cpus) == part.cpus
+            assert answer.cpus <= held
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_specifications_that_come_and_go_move_nobody(data: st.DataObject) -> None:
+    director = Director(data)
+    for _ in range(data.draw(st.integers(4, 16), "steps")):
+        director.step()
+
+
+def test_an_init_container_gets_no_more_than_it_asks_of_a_shared_decision() -> None:
+    """The sandbox is seen first, the specification then."""
+    parts = (replace(INIT, cpus=1), Part())
+    play = Play()
+    story = Story(name="a", parts=parts, annotations=PIN | {STATUS_KEY: '{"cpuset":"12-13"}'})
+    play.begin(story)
+    play.settle()
+    play.know(story)
+    answer = play.create(story, parts[0])
+    assert isinstance(answer, Cpuset)
+    assert len(answer.cpus) == 1
+
+
+INVALID: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a container without CPUs": lambda pod: pod["spec"]["containers"].append(
+        {"name": "log", "resources": {}}
+    ),
+    "a container with a part of a CPU": lambda pod: pod["spec"]["containers"].append(
+        {"name": "log", "resources": {"requests": {"cpu": "100m"}}}
+    ),
+    "a policy that is none, written since": lambda pod: pod["metadata"]["annotations"].update(
+        policy("Sometimes")
+    ),
+    "no JSON, written since": lambda pod: pod["metadata"]["annotations"].update(
+        {SPEC_KEYS[0]: "{"}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_who_runs_pinned_keeps_its_cpus_whatever_its_specification_says(name: str) -> None:
+    """The runtime did not tell, or an annotation was changed since."""
+    play, story = Play(), STORIES["with a GPU"]
+    play.begin(story)
+    assert isinstance(play.create(story, story.parts[0]), Cpuset)
+    pod = story.spec()
+    INVALID[name](pod)
+    play.specs["a"] = pod
+    play.settle()
+    assert play.held(story)[0] == cpus("8-9")
+    other = Story(name="b", parts=(Part(cpus=6, gpus=(3,)),))
+    play.begin(other)
+    play.create(other, other.parts[0])
+
+
+def test_a_specification_of_another_name_is_not_the_pods() -> None:
+    """Anybody may make a pod with the annotation of a likeness, and so say any uid."""
+    play, story = Play(), STORIES["with a GPU"]
+    play.begin(story)
+    assert isinstance(play.create(story, story.parts[0]), Cpuset)
+    strange = replace(story, name="evil", parts=(Part(cpus=1),)).spec()
+    strange["metadata"]["uid"] = "a"
+    play.specs["a"] = strange
+    play.settle()
+    assert play.held(story)[0] == cpus("8-9")
+
+
+def test_a_gpu_that_a_pod_has_left_goes_to_the_next() -> None:
+    """Kubelet has given it on since it was asked for its list, in which the old pod comes first."""
+    play, old = Play(), STORIES["with a GPU"]
+    play.begin(old)
+    assert isinstance(play.create(old, old.parts[0]), Cpuset)
+    play.running.clear()
+    play.books.on_end_pod(old.sandbox().id)
+    new = replace(old, name="z")
+    play.books.on_run_pod(new.sandbox())
+    assert isinstance(play.create(new, new.parts[0]), Cpuset)
+
+
+# --- what is told of pods -------------------------------------------------------------------------
+
+
+def test_a_pod_that_starts_is_told_of_once_and_by_the_names_of_its_containers() -> None:
+    """A pass comes between its sandbox and its container."""
+    play, story = Play(), STORIES["with a GPU"]
+    play.begin(story)
+    play.settle()
+    play.create(story, story.parts[0])
+    play.settle()
+    play.know(story)
+    assert [one.reason for one in play.told] == [Reason.PINNED]
+    assert play.told[0].message == "main: CPUs 8-9 of NUMA node 1, GPUs 2, memory bound to 1"
+
+
+def test_a_decision_about_containers_to_come_is_not_told_as_ignored() -> None:
+    parts = (INIT, Part(gpus=(2,)))
+    annotations = PIN | decided(init="12,13", main="12,13")
+    play, story = Play(), Story(name="a", parts=parts, annotations=annotations)
+    play.begin(story)
+    play.settle()
+    for part in parts:
+        answer = play.create(story, part)
+        assert isinstance(answer, Cpuset)
+        assert answer.cpus == cpus("12-13")
+        if part.role is Role.INIT:
+            play.stop(story, part)
+    assert play.said(Reason.IGNORED, Reason.OTHERWISE) == []
+
+
+def test_a_decided_pod_has_its_memory_bound_whoever_is_first() -> None:
+    """A pass comes between its sandbox and its container."""
+    play, story = Play(), STORIES["decided, one container"]
+    play.begin(story)
+    play.settle()
+    answer = play.create(story, story.parts[0])
+    assert answer == Cpuset(cpus=cpus("14-15"), mems=cpus("1"))

@@ -15,7 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config import Config, add_flags, flags_given, format_example, load_config
+from agent.config import (
+    Config,
+    add_flags,
+    flags_given,
+    format_example,
+    load_config,
+    node_name,
+)
 from agent.core.offer import IdKind
 from agent.core.placement import MemoryRule
 from agent.core.runtime import OnUnsatisfied, Unannotated
@@ -46,6 +53,14 @@ DEFAULTS: dict[str, object] = {
     "kubelet_dir": "/var/lib/kubelet",
     "kubelet_config": "/var/lib/kubelet/config.yaml",
     "kubelet_url": "",
+    "kube_api": "",
+    "service_account_dir": "/var/run/secrets/kubernetes.io/serviceaccount",
+    "node_name": "",
+    "topology_policy": "kubelet",
+    "topology_scope": "kubelet",
+    "ack_objects": "yes",
+    "koordinator_device": "no",
+    "startup_taint": "numalet.io/starting",
     "period_s": 10.0,
     "status_address": "127.0.0.1:9470",
     "log_level": "info",
@@ -118,6 +133,16 @@ TAKEN: list[tuple[str, str, str, object]] = [
     ("kubelet_config", '"/etc/kubelet.yaml"', "/etc/kubelet.yaml", "/etc/kubelet.yaml"),
     ("kubelet_url", '"https://[::1]:10250/"', "https://[::1]:10250/", "https://[::1]:10250/"),
     ("kubelet_url", '"http://node-1:10255"', "http://node-1:10255", "http://node-1:10255"),
+    ("kube_api", '"https://10.0.0.1:6443"', "https://10.0.0.1:6443", "https://10.0.0.1:6443"),
+    ("service_account_dir", '"/account"', "/account", "/account"),
+    ("node_name", '"gpu-1.cn-hangzhou"', "gpu-1.cn-hangzhou", "gpu-1.cn-hangzhou"),
+    ("topology_policy", '"single-numa-node"', "single-numa-node", "single-numa-node"),
+    ("topology_policy", '"none"', "none", "none"),
+    ("topology_scope", '"pod"', "pod", "pod"),
+    ("ack_objects", '"no"', "no", "no"),
+    ("koordinator_device", '"yes"', "yes", "yes"),
+    ("startup_taint", '"wait"', "wait", "wait"),
+    ("startup_taint", '""', "", ""),
     ("period_s", "0.1", "0.1", 0.1),
     ("status_address", '"0.0.0.0:80"', "0.0.0.0:80", "0.0.0.0:80"),
     ("status_address", '"[::1]:0"', "[::1]:0", "[::1]:0"),
@@ -200,6 +225,16 @@ REFUSED_IN_A_FILE: dict[str, tuple[str, str]] = {
     "a nought in a list": ("ignored_xids = [13, 0]", f"ignored_xids {XIDS} [13, 0]"),
     "a number too large in a list": (
         "ignored_xids = [65536]", f"ignored_xids {XIDS} [65536]"),
+    "a policy as Kubernetes' objects spell it": (
+        'topology_policy = "SingleNUMANode"',
+        "topology_policy is one of kubelet, none, best-effort, restricted, single-numa-node, "
+        'not "SingleNUMANode"'),
+    "a bool for yes": (
+        "ack_objects = true", "ack_objects is one of yes, no, not true"),
+    "no path to the account": (
+        'service_account_dir = ""',
+        "service_account_dir is an absolute path of at most 4095 bytes, like "
+        '/var/run/secrets/kubernetes.io/serviceaccount, not ""'),
     "a list in a list": ("ignored_xids = [[13], {}]", f"ignored_xids {XIDS} […, …]"),
     "a long list": (
         f"ignored_xids = [{'0, ' * 30}]", f"ignored_xids {XIDS} [{'0, ' * 20}…]"),
@@ -316,6 +351,103 @@ def test_no_cdi_kinds(kind: str) -> None:
     meant = "cdi_kind is a CDI kind of vendor and class, like nvidia.com/gpu, or empty, not "
     with pytest.raises(ValueError, match=meant):
         Config(cdi_kind=kind)
+
+
+@pytest.mark.parametrize("option", ["kube_api", "kubelet_url"])
+@pytest.mark.parametrize(
+    ("url", "is_meant"),
+    [
+        ("https://10.0.0.1:6443", True),
+        ("http://127.0.0.1:8080/", True),
+        ("https://[fd00::1]:6443", True),
+        ("https://api.example.com", True),
+        ("10.0.0.1:6443", False),
+        ("ftp://10.0.0.1", False),
+        ("https://", False),
+        ("https://10.0.0.1:6443/api", False),
+        ("https://user@10.0.0.1", False),
+        ("https://10.0.0.1:6443\n", False),
+        ("https://10.0.0.1 ", False),
+        ("https://апи", False),
+        (f"https://{'a' * 256}", False),
+    ],
+)
+def test_urls(option: str, url: str, is_meant: bool) -> None:
+    if is_meant:
+        assert getattr(Config(**{option: url}), option) == url
+        return
+    with pytest.raises(ValueError, match=f"{option} is a URL like"):
+        Config(**{option: url})
+
+
+@pytest.mark.parametrize(
+    ("name", "is_meant"),
+    [
+        ("gpu-node-1", True),
+        ("10.0.0.1", True),
+        ("cn-hangzhou.192.168.0.1", True),
+        ("a" * 253, True),
+        ("a" * 254, False),
+        ("Node-1", False),
+        ("node_1", False),
+        ("-node", False),
+        ("node.", False),
+        ("node..1", False),
+        ("node/1", False),
+        ("node 1", False),
+        ("node\n", False),
+        ("../node", False),
+    ],
+)
+def test_names_of_nodes(name: str, is_meant: bool) -> None:
+    """As Kubernetes takes them: subdomains of DNS."""
+    if is_meant:
+        assert Config(node_name=name).node_name == name
+        return
+    with pytest.raises(ValueError, match="node_name is a node's name"):
+        Config(node_name=name)
+
+
+@pytest.mark.parametrize(
+    ("taint", "is_meant"),
+    [
+        ("numalet.io/starting", True),
+        ("starting", True),
+        ("Not_Ready.yet", True),
+        (f"{'p' * 253}/{'n' * 63}", True),
+        ("numalet.io/", False),
+        ("/starting", False),
+        ("a/b/c", False),
+        ("numalet.io/starting:NoSchedule", False),
+        ("starting=true", False),
+        ("numalet_io/starting", False),
+        ("-starting", False),
+        ("n" * 64, False),
+        ("starting\n", False),
+    ],
+)
+def test_keys_of_taints(taint: str, is_meant: bool) -> None:
+    """As Kubernetes takes them: qualified names, without an effect."""
+    if is_meant:
+        assert Config(startup_taint=taint).startup_taint == taint
+        return
+    with pytest.raises(ValueError, match="startup_taint is the key of a taint"):
+        Config(startup_taint=taint)
+
+
+@pytest.mark.parametrize(
+    ("option", "environment", "name"),
+    [
+        pytest.param("gpu-1", "other", "gpu-1", id="the option's"),
+        pytest.param("", "gpu-2", "gpu-2", id="the environment's"),
+        pytest.param("", "", os.uname().nodename.lower(), id="the host's"),
+    ],
+)
+def test_what_the_node_is_called(
+    monkeypatch: pytest.MonkeyPatch, option: str, environment: str, name: str
+) -> None:
+    monkeypatch.setenv("NODE_NAME", environment)
+    assert node_name(Config(node_name=option)) == name
 
 
 @pytest.mark.parametrize(

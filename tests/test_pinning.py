@@ -19,6 +19,7 @@ from agent import pinning
 from agent.books import Books, Node, Rules
 from agent.config import Config
 from agent.core.bitmap import Bitmap
+from agent.core.podevents import PodEvent, Reason
 from agent.core.pool import GroupPod
 from agent.core.runtime import Cpuset, RuntimePod
 from agent.edge.cgroup import Cgroups, find_cgroups
@@ -478,11 +479,16 @@ class Follower:
         )
         self.metrics = Metrics()
         self.failed: list[str] = []
-        self.pinning = Pinning(desk.books, self.metrics, Troubles(self.failed.append))
+        self.told: list[PodEvent] = []
+        self.pinning = Pinning(
+            desk.books, self.metrics, Troubles(self.failed.append), self.told.extend
+        )
 
     def serve(self) -> None:
+        """A runtime that asks, and has told which pods it has."""
         with socket.socket(socket.AF_UNIX) as one:
             one.bind(str(self.socket))
+        self.pinning.on_synchronize([], [])
 
     def observe(self, observe_only: bool = False, **specs: object) -> None:
         node = replace(NODE, specs=specs if self.config.kubelet_url else None)
@@ -562,6 +568,34 @@ def test_before_it_is_known_who_pins_no_cgroup_is_written(follower: Follower) ->
 # --- following ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("served", [True, False], ids=["a runtime will tell", "kubelet will tell"])
+def test_until_it_is_known_which_pods_there_are_no_cgroup_is_written(
+    follower: Follower, served: bool
+) -> None:
+    """An agent that is new finds what the one before had pinned."""
+    host = follower.host
+    host.make("poda")
+    host.make(A, str(OWN))
+    for path in CLASSES:
+        host.make(path, str(POOL))
+    if served:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(follower.socket))
+    node = replace(NODE, specs=None)
+    for _ in range(2):
+        follower.pinning.observe(follower.config, node, False)
+        follower.desk.books.settle(node, Rules())
+        follower.pinning.follow()
+    assert follower.count("numalet_cpuset_writes_total") == 0
+    assert host.effective(A) == OWN
+    if served:
+        follower.pinning.on_synchronize([], [])
+    else:
+        follower.observe()
+    follower.pinning.follow()
+    assert host.effective(A) == ALL  # nobody knows it
+
+
 def test_the_cgroups_follow_what_happens(follower: Follower, said: list[str]) -> None:
     follower.serve()
     follower.observe()
@@ -574,6 +608,7 @@ def test_the_cgroups_follow_what_happens(follower: Follower, said: list[str]) ->
     assert follower.count("numalet_cpuset_writes_total") == writes
     assert follower.count("numalet_cpuset_drifts_total") == 0
     assert not [line for line in said if "drift" in line]
+    assert follower.told == []
 
 
 def test_where_nothing_happens_they_are_looked_at_now_and_then(
@@ -592,6 +627,12 @@ def test_where_nothing_happens_they_are_looked_at_now_and_then(
     assert follower.host.effective(A) == OWN
     assert follower.count("numalet_cpuset_drifts_total") == 1
     assert [line for line in said if "drift" in line] == ["drift repaired container=ns/a/main"]
+    message = "main did not run on its CPUs 8-11 and was put back"
+    assert follower.told == [
+        PodEvent(uid="a", pod="ns/a", reason=Reason.DRIFTED, message=message, container="main")
+    ]
+    follower.pinning.follow()
+    assert len(follower.told) == 1
 
 
 def test_a_failure_is_said_once_and_tried_again(follower: Follower, said: list[str]) -> None:

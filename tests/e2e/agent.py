@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -14,7 +15,8 @@ from tests.e2e.machine import FakeMachine
 from tests.e2e.process import Process, free_port
 from tests.fakes import nvml
 
-COMMAND = (sys.executable, "-m", "agent", "run")
+_PROGRAM = (sys.executable, "-m", "agent")
+COMMAND = (*_PROGRAM, "run")
 
 GPU_RECOVERY_S = 3
 """How long a GPU must be sound before the agent offers it again."""
@@ -62,7 +64,7 @@ class Agent(Process):
             "gpu_recovery_s": GPU_RECOVERY_S,
             "status_address": f"127.0.0.1:{self._port}",
         }
-        config = folder / "config.toml"
+        self._config = config = folder / "config.toml"
         lines = (f"{key} = {json.dumps(value)}\n" for key, value in (usual | options).items())
         config.write_text("".join(lines))
         environment = {nvml.ENVIRONMENT: str(machine.state)}
@@ -73,6 +75,13 @@ class Agent(Process):
     def is_ready(self) -> bool:
         """/readyz: registered with kubelet, which has opened ListAndWatch."""
         return self._get("/readyz") is not None
+
+    def examine(self) -> dict[str, dict[str, str]]:
+        """What `numalet doctor` finds on the agent's node, by name."""
+        command = [*_PROGRAM, "doctor", "--json", "--config", str(self._config)]
+        environment = os.environ | self.environment
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        return {one["name"]: one for one in json.loads(done.stdout)["findings"]}
 
     def metrics(self) -> dict[str, float]:
         """Every series by its name and labels, as they are written; none while it does not run."""

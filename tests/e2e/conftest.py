@@ -2,11 +2,14 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from tests.e2e.cluster import OVERLAYS, Cluster, running_cluster
 from tests.e2e.rig import Rig, running_rig
+
+T = TypeVar("T")
 
 Note = Callable[[str, str, str], None]
 """Keeps a figure for the table: what it is, its value, and the bar it is held against."""
@@ -45,14 +48,19 @@ def spread(times_s: Sequence[float]) -> str:
 
 
 @contextlib.contextmanager
-def rig_of_module(library: str, *how: Any, **more: Any) -> Iterator[Rig]:
-    """What `running_rig` gives; without it no test makes sense."""
+def _needed(running: contextlib.AbstractContextManager[T]) -> Iterator[T]:
+    """What it gives; without it no test makes sense."""
     with contextlib.ExitStack() as stack:
         try:
-            rig = stack.enter_context(running_rig(library, *how, **more))
+            given = stack.enter_context(running)
         except RuntimeError as error:
             pytest.exit(str(error), returncode=2)
-        yield rig
+        yield given
+
+
+def rig_of_module(library: str, *how: Any, **more: Any) -> contextlib.AbstractContextManager[Rig]:
+    """What `running_rig` gives."""
+    return _needed(running_rig(library, *how, **more))
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +81,24 @@ def rig(module_rig: Rig) -> Iterator[Rig]:
     rig.machine.mend()
     rig.revive()
     rig.remove_pods()
+
+
+@pytest.fixture(scope="module")
+def module_cluster(library: str) -> Iterator[Cluster]:
+    """The cluster that the tests of a module share."""
+    with _needed(running_cluster(library, OVERLAYS / "ack")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(module_cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with everything running, all GPUs healthy and reported, and no pods."""
+    cluster = module_cluster
+    cluster.rig.machine.mend()
+    cluster.revive()
+    cluster.rig.wait_until_whole()
+    cluster.wait_until_right()
+    yield cluster
+    cluster.rig.machine.mend()
+    cluster.revive()
+    cluster.remove_pods()

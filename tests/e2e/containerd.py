@@ -18,6 +18,10 @@ NAMESPACE = "k8s.io"
 NRI_SOCKET = "nri.sock"
 
 
+_NO_NETWORK = {"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "none"}]}
+"""For pods that bring their node's; with it kubelet says that its node is ready."""
+
+
 class Release(StrEnum):
     """Which containerd; what the names of its programs begin with."""
 
@@ -103,6 +107,9 @@ class Containerd(Process):
 
     def __init__(self, release: Release, binaries: Path, folder: Path) -> None:
         folder.mkdir()
+        networks = folder / "cni/conf"
+        networks.mkdir(parents=True)
+        (networks / "none.conflist").write_text(json.dumps(_NO_NETWORK))
         config = folder / "config.toml"
         built = release is Release.BUILT
         config.write_text((format_built_config if built else format_packaged_config)(folder))

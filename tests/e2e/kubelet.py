@@ -1,4 +1,4 @@
-"""A real kubelet without an API server: how it is configured, static pods, what it says of them."""
+"""A real kubelet: how it is configured, static pods, what it says of the pods that tests add."""
 
 import itertools
 import json
@@ -17,7 +17,11 @@ PLUGINS = HOME / "device-plugins"
 """Not to be moved: kubelet's --root-dir does not reach it."""
 
 NODE = "node"
+NAMESPACE = "default"
 RESOURCE = "aliyun.com/gpu"
+
+_LABEL = "ack.node.gpu.schedule=topology"
+"""What an administrator gives a node for the agent to be put there."""
 
 _PROGRAM = f"env; cat /proc/self/status; ls /dev; {WAIT}"
 
@@ -35,6 +39,41 @@ class Pod:
     container: str
     restarts: int
     waiting: str
+
+
+def make_pod(
+    name: str,
+    *,
+    gpus: int = 0,
+    cpu: str | None = None,
+    request: str | None = None,
+    program: str = _PROGRAM,
+    annotations: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """A pod with one container, `main`; `program` is a shell script.
+
+    Without `cpu` it is BestEffort; `cpu` is its request and its limit, `request` a request alone,
+    which makes it Burstable.
+    """
+    resources = {RESOURCE: str(gpus)} if gpus else {}
+    resources |= {"cpu": cpu, "memory": "32Mi"} if cpu else {}
+    container = {
+        "name": "main",
+        "image": NAME,
+        "imagePullPolicy": "Never",
+        "command": ["/bin/sh", "-c", program],
+        "resources": {"limits": resources, "requests": {"cpu": request} if request else {}},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": dict(annotations or {})},
+        "spec": {
+            "hostNetwork": True,
+            "terminationGracePeriodSeconds": 1,
+            "containers": [container],
+        },
+    }
 
 
 def format_config(
@@ -78,9 +117,15 @@ def format_config(
 
 
 class Kubelet(Process):
-    """Its ports are kept over restarts. The one of `url` is a node's 10250, without its checks."""
+    """Its ports are kept over restarts. The one of `url` is a node's 10250, without its checks.
 
-    def __init__(self, binary: Path, folder: Path, runtime: Path) -> None:
+    With a `kubeconfig` it registers its node with an API server, and runs the pods that this has
+    for it beside the static ones.
+    """
+
+    def __init__(
+        self, binary: Path, folder: Path, runtime: Path, kubeconfig: Path | None = None
+    ) -> None:
         (folder / "pods").mkdir(parents=True)
         self._health, self._read, port = free_port(), free_port(), free_port()
         self.config = folder / "config.json"
@@ -98,6 +143,7 @@ class Kubelet(Process):
                 f"--cert-dir={folder / 'certificates'}",
                 f"--hostname-override={NODE}",
                 "--v=2",
+                *([f"--kubeconfig={kubeconfig}", f"--node-labels={_LABEL}"] if kubeconfig else []),
             ],
             folder / "kubelet.log",
         )
@@ -113,44 +159,15 @@ class Kubelet(Process):
     def _is_healthy(self) -> bool:
         return _get(f"http://127.0.0.1:{self._health}/healthz") == b"ok"
 
-    def add_pod(
-        self,
-        name: str,
-        *,
-        gpus: int = 0,
-        cpu: str | None = None,
-        request: str | None = None,
-        program: str = _PROGRAM,
-        annotations: Mapping[str, str] | None = None,
-    ) -> str:
-        """Puts a static pod before kubelet; the name that the pod gets: `name`, a number, the node.
+    def add_pod(self, name: str, **how: Any) -> str:
+        """Puts a static pod before kubelet, as `make_pod` makes it; the name that the pod gets:
+        `name`, a number, the node.
 
-        No name comes twice: kubelet would let the second pod wait for 10 s. `program` is a shell
-        script. The pod has one container, `main`. Without `cpu` it is BestEffort; `cpu` is its
-        request and its limit, `request` a request alone, which makes it Burstable.
+        No name comes twice: kubelet would let the second pod wait for 10 s.
         """
         name = f"{name}-{next(self._numbers)}"
-        resources = {RESOURCE: str(gpus)} if gpus else {}
-        resources |= {"cpu": cpu, "memory": "32Mi"} if cpu else {}
-        container = {
-            "name": "main",
-            "image": NAME,
-            "imagePullPolicy": "Never",
-            "command": ["/bin/sh", "-c", program],
-            "resources": {"limits": resources, "requests": {"cpu": request} if request else {}},
-        }
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": name, "annotations": dict(annotations or {})},
-            "spec": {
-                "hostNetwork": True,
-                "terminationGracePeriodSeconds": 1,
-                "containers": [container],
-            },
-        }
         fresh = self._folder / f"{name}.json"
-        fresh.write_text(json.dumps(pod))
+        fresh.write_text(json.dumps(make_pod(name, **how)))
         fresh.rename(self._folder / "pods" / fresh.name)
         return f"{name}-{NODE}"
 
@@ -163,10 +180,12 @@ class Kubelet(Process):
             path.unlink()
 
     def pods(self) -> dict[str, Pod]:
-        """Every pod that kubelet knows, by name; none while it does not answer."""
+        """Every pod of the tests' namespace that kubelet knows, by name; none while it does not
+        answer."""
         answer = _get(f"http://127.0.0.1:{self._read}/pods")
         items = json.loads(answer)["items"] or [] if answer else []
-        return {pod.name: pod for pod in map(_pod, items)}
+        ours = [item for item in items if item["metadata"]["namespace"] == NAMESPACE]
+        return {pod.name: pod for pod in map(_pod, ours)}
 
     def registrations(self) -> int:
         """How often a device plugin has registered for the GPUs since kubelet started."""
@@ -178,7 +197,7 @@ class Kubelet(Process):
 
     def output(self, name: str) -> str:
         """What the pod's container has printed, all its instances one after the other."""
-        files = sorted(self.logs.glob(f"default_{name}_*/main/*.log"))
+        files = sorted(self.logs.glob(f"{NAMESPACE}_{name}_*/main/*.log"))
         lines = [line for file in files for line in file.read_text().splitlines()]
         return "\n".join(line.split(" ", 3)[3] for line in lines)
 

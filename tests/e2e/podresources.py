@@ -37,6 +37,15 @@ def held_devices(socket: Path) -> dict[str, frozenset[str]]:
     return {name: devices for name, devices in held.items() if devices}
 
 
+def all_pods(socket: Path) -> list[tuple[str, str]]:
+    """(namespace, name) of every pod in kubelet's list, also of those that hold nothing.
+
+    Raises grpc.RpcError.
+    """
+    answer = _ask(socket, "List", messages.ListPodResourcesRequest, "ListPodResourcesResponse")
+    return [(pod.namespace, pod.name) for pod in answer.pod_resources]
+
+
 def healthy_devices(socket: Path) -> Mapping[str, tuple[int, ...]]:
     """The NUMA nodes of each GPU that kubelet holds for healthy, by the GPU's id.
 

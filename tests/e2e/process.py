@@ -1,6 +1,8 @@
 """A program that a test starts, and how to wait for what it does."""
 
+import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -153,8 +155,15 @@ def _report(sentence: str, processes: Sequence[Process]) -> str:
     return "\n".join([sentence, *logs])
 
 
+_PORTS = range(20000, 32768)
+"""Below those that the kernel gives to clients: one of these would take a server's port while the
+server is restarted. Source: the kernel's ip_local_port_range, by default."""
+
+
 def free_port() -> int:
     """A TCP port of the loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    while True:
+        port = random.choice(_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -158,34 +158,68 @@ def running_rig(
 
     Raises RuntimeError if something is missing, or the machine is a real node.
     """
+    with prepared(release) as folder, rig_in(folder, library, release, options, here=here) as rig:
+        yield rig
+
+
+@contextlib.contextmanager
+def prepared(release: Release) -> Iterator[Path]:
+    """The private folder of a run, which is removed at the end, with the programs in its bin.
+
+    Raises RuntimeError as `running_rig` does.
+    """
     if os.geteuid() != 0:
         raise RuntimeError("the end-to-end tests start a kubelet, and must run as root")
     found = find_binaries()
     with claimed_machine() as folder:
-        binaries = _gather(found, release, folder / "bin")
-        containerd = Containerd(release, binaries, folder / "containerd")
-        kubelet = Kubelet(binaries / "kubelet", folder / "kubelet", containerd.socket)
-        machine = make_machine(MACHINE, library, folder / MACHINE, here=here)
-        agent = Agent(
-            machine, folder / "agent", node_options(machine, kubelet, containerd) | options
-        )
-        rig = Rig(
-            folder=folder,
-            library=library,
-            machine=machine,
-            containerd=containerd,
-            kubelet=kubelet,
-            agent=agent,
-        )
-        with contextlib.ExitStack() as stack:
-            stack.callback(_keep_logs, release, [containerd, kubelet, agent])
-            for process in (containerd, kubelet, agent):
-                stack.callback(process.stop)
-            rig.revive()
-            yield rig
+        _gather(found, release, folder / "bin")
+        yield folder
 
 
-def _gather(binaries: Mapping[str, Path], release: Release, folder: Path) -> Path:
+@contextlib.contextmanager
+def rig_in(
+    folder: Path,
+    library: str,
+    release: Release,
+    options: Mapping[str, Option],
+    *,
+    here: bool = False,
+    kubeconfig: Path | None = None,
+    logs: str = "",
+) -> Iterator[Rig]:
+    """As `running_rig`, in a folder that is prepared; `kubeconfig` is kubelet's, `logs` names the
+    folder below LOGS, if not after the release."""
+    binaries = folder / "bin"
+    containerd = Containerd(release, binaries, folder / "containerd")
+    kubelet = Kubelet(binaries / "kubelet", folder / "kubelet", containerd.socket, kubeconfig)
+    machine = make_machine(MACHINE, library, folder / MACHINE, here=here)
+    agent = Agent(
+        machine, folder / "agent", node_options(machine, kubelet, containerd) | dict(options)
+    )
+    rig = Rig(
+        folder=folder,
+        library=library,
+        machine=machine,
+        containerd=containerd,
+        kubelet=kubelet,
+        agent=agent,
+    )
+    with running(logs or release.name.lower(), containerd, kubelet, agent):
+        rig.revive()
+        yield rig
+
+
+@contextlib.contextmanager
+def running(logs: str, *processes: Process) -> Iterator[None]:
+    """Stops the processes at the end, the last one first, and keeps their logs."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(_keep_logs, logs, processes)
+        for process in processes:
+            stack.callback(process.stop)
+        yield
+
+
+def _gather(binaries: Mapping[str, Path], release: Release, folder: Path) -> None:
     """One folder with those of the release under their plain names, as containerd looks for its
     helpers."""
     plain = {name: path for name, path in binaries.items() if "/" not in name}
@@ -197,11 +231,10 @@ def _gather(binaries: Mapping[str, Path], release: Release, folder: Path) -> Pat
     folder.mkdir()
     for name, path in (plain | ours).items():
         (folder / name).symlink_to(path)
-    return folder
 
 
-def _keep_logs(release: Release, processes: Sequence[Process]) -> None:
-    folder = LOGS / release.name.lower()
+def _keep_logs(name: str, processes: Sequence[Process]) -> None:
+    folder = LOGS / name
     folder.mkdir(parents=True, exist_ok=True)
     for process in processes:
         if process.log.exists():

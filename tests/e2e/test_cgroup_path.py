@@ -98,7 +98,9 @@ def test_nothing_is_pinned_where_kubelet_does_it_itself(rig: Rig) -> None:
 
 def test_nothing_is_pinned_where_nobody_tells_what_pods_ask(rig: Rig) -> None:
     with other_agent(rig, "blind", kubelet_url="", period_s=1) as other:
-        assert_nothing_is_pinned(other, "no kubelet_url tells what pods ask")
+        assert_nothing_is_pinned(
+            other, "neither the Kubernetes API nor a kubelet_url tells what pods ask"
+        )
 
 
 def test_the_agent_is_killed(rig: Rig, note: Note) -> None:

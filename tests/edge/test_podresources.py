@@ -64,6 +64,19 @@ def test_nobody_holds_anything(path: str) -> None:
     assert read_pod_list(path, RESOURCE).holdings == ()
 
 
+def test_all_pods_are_named_whatever_they_hold(kubelet: FakeKubelet, path: str) -> None:
+    """In the order of their names."""
+    assert read_pod_list(path, RESOURCE).pods == ()
+    kubelet.give("prod/train", "main", RESOURCE, {"a": [0]})
+    kubelet.give("dev/idle", "main", RESOURCE, {})
+    kubelet.give("prod/nic", "main", OTHER, {"b": [0]})
+    kubelet.give("dev/train", "main", OTHER, {})
+    expected = (("dev", "idle"), ("dev", "train"), ("prod", "nic"), ("prod", "train"))
+    assert read_pod_list(path, RESOURCE).pods == expected
+    kubelet.remove("prod/nic")
+    assert read_pod_list(path, RESOURCE).pods == (*expected[:2], expected[3])
+
+
 def test_one_container_may_hold_two_resources(kubelet: FakeKubelet, path: str) -> None:
     kubelet.give("ns/pod", "main", RESOURCE, {"a": [0]})
     kubelet.give("ns/pod", "main", OTHER, {"b": [0]})
@@ -102,7 +115,7 @@ def test_a_future_kubelet_that_says_not_found(kubelet: FakeKubelet, path: str) -
     kubelet.pod_resources_error = (grpc.StatusCode.NOT_FOUND, "whatever")
     assert get_holding(path, RESOURCE, "ns", "pod") is None
     with pytest.raises(KubeletError, match="List failed: NOT_FOUND whatever"):
-        read_pod_list(path, RESOURCE).holdings
+        read_pod_list(path, RESOURCE)
 
 
 ids = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
@@ -129,7 +142,9 @@ def test_whatever_is_listed_is_held_once(answering: "Answering", pods: list[Any]
                 if resource == RESOURCE and devices:
                     held = expected.setdefault(f"{namespace}/{name}", {}).setdefault(part, set())
                     held.update(devices)
-    holdings = read_pod_list(answering.path, RESOURCE).holdings
+    answer = read_pod_list(answering.path, RESOURCE)
+    assert answer.pods == tuple(sorted((namespace, name) for namespace, name, _ in pods))
+    holdings = answer.holdings
     assert [h.pod for h in holdings] == sorted(expected)
     for each in holdings:
         assert {name: set(each.devices[name]) for name in each.devices} == expected[each.pod]
@@ -294,17 +309,19 @@ def test_many_may_ask_at_once(kubelet: FakeKubelet, path: str) -> None:
     kubelet.give("ns/pod", "main", RESOURCE, {"a": [0]})
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(read_pod_list, path, RESOURCE, 20) for _ in range(40)]
-        assert [call.result().holdings for call in calls] == 40 * [(holding("ns/pod", main=("a",)),)]
+        assert [call.result().holdings for call in calls] == 40 * [
+            (holding("ns/pod", main=("a",)),)
+        ]
 
 
 def test_nothing_stays_open(kubelet: FakeKubelet, path: str, tmp_path: Path) -> None:
     def used() -> int:
         return len(os.listdir("/proc/self/fd")) + threading.active_count()
 
-    read_pod_list(path, RESOURCE).holdings
+    read_pod_list(path, RESOURCE)
     before = used()
     for _ in range(30):
-        read_pod_list(path, RESOURCE).holdings
+        read_pod_list(path, RESOURCE)
         get_holding(path, RESOURCE, "ns", "pod")
         complaint(read_pod_list, str(tmp_path / "none"))
     kubelet.wait_for(lambda: used() < before + 30)  # the server's threads come as needed
