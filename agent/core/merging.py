@@ -26,20 +26,22 @@ _QUANTITIES = ("capacity", "allocatable", "available")
 def is_foreign(current: Mapping[str, Any]) -> bool:
     """Whether the zones of this object belong to another reporter.
 
-    They do if its label says so, or if a field manager has them that is not our server-side apply.
-    What has no zones, or zones without an owner, may be taken. After `merge` the object is still
-    foreign: a plain update, whoever makes it, is not our apply.
+    They do if its label says so, or if field managers have them among which is not our server-side
+    apply: who changes them takes them from us. What has no zones, or zones without an owner, may be
+    taken. After `merge` the object is still foreign: a plain update, whoever makes it, is not our
+    apply.
     """
     metadata = _object(current.get("metadata"))
     if _object(metadata.get("labels")).get(MANAGED_BY, MANAGER) != MANAGER:
         return True
     if not current.get("zones"):
         return False
-    return any(
-        (entry.get("manager"), entry.get("operation")) != (MANAGER, "Apply")
+    owners = [
+        (entry.get("manager"), entry.get("operation"))
         for entry in map(_object, _list(metadata.get("managedFields")))
         if "f:zones" in _object(entry.get("fieldsV1"))
-    )
+    ]
+    return bool(owners) and (MANAGER, "Apply") not in owners
 
 
 def merge(current: Mapping[str, Any], ours: Mapping[str, Any]) -> Object:

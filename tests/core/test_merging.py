@@ -359,7 +359,10 @@ OWNERS: dict[str, tuple[Nrt, bool]] = {
     "what we merged is still theirs": (owned(owner("numalet", "Update")), True),
     "koordlet's": (owned(owner("koordlet")), True),
     "another's by server-side apply": (owned(owner("node-feature-discovery", "Apply")), True),
-    "ours and another's": (owned(owner("numalet", "Apply"), owner("koordlet")), True),
+    "ours, and another wrote the same": (
+        owned(owner("numalet", "Apply"), owner("before-first-apply")),
+        False,
+    ),
     "ours, with another's labels": (
         owned(owner("numalet", "Apply"), owner("kubectl", field="f:metadata")),
         False,

@@ -291,14 +291,8 @@ def test_a_list_without_an_end(
         '{"metadata":{"resourceVersion":5},"items":[]}',
         '{"metadata":{"resourceVersion":""},"items":[]}',
         '{"metadata":[],"items":[]}',
-        pytest.param(
-            '{"metadata":{"resourceVersion":"5"},"items":{}}',
-            marks=pytest.mark.xfail(strict=True, reason="bug 1: taken for an empty list"),
-        ),
-        pytest.param(
-            '{"kind":"Pod","metadata":{"resourceVersion":"5","name":"a"}}',
-            marks=pytest.mark.xfail(strict=True, reason="bug 1: taken for an empty list"),
-        ),
+        '{"metadata":{"resourceVersion":"5"},"items":{}}',
+        '{"kind":"Pod","metadata":{"resourceVersion":"5","name":"a"}}',
         '{"metadata":{"resourceVersion":"5"},"items":"ab"}',
         '{"kind":"Status","status":"Failure","metadata":{},"code":500}',
     ],
@@ -529,7 +523,6 @@ def test_events_of_an_unknown_type_are_passed_over(server: FakeApiServer, seen: 
     assert len(lists(server)) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="bug 2: the watch crashes")
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("kind", [["ADDED"], {}])
 def test_a_type_that_is_no_text(

@@ -148,10 +148,10 @@ class Watch(Generic[T]):
         version = ""
         for page in self._pages():
             version = version or _text(page.get("metadata"), "resourceVersion")
-            items = page.get("items") or ()
-            if not version or not isinstance(items, list | tuple):
+            items = page.get("items", "")
+            if not version or not (items is None or isinstance(items, list)):
                 raise self._error("the answer is no list")
-            for item in items:
+            for item in items or ():
                 self._put(objects, _key(item), item)
         self._version = version
         self._publish(objects)
@@ -172,7 +172,7 @@ class Watch(Generic[T]):
         """Raises KubeApiError for an event after which nothing can be relied on."""
         objects = dict(self.objects or {})
         for event in events:
-            kind, thing = event.get("type"), event.get("object")
+            kind, thing = _text(event, "type"), event.get("object")
             if kind == "ERROR":
                 raise self._refused(thing)
             if kind not in _CHANGES and kind != "BOOKMARK":
