@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import agent  # noqa: F401 (sets what gRPC reads when it is imported)
-from tests.fakes import nvml
+from agent.fakes import nvml
 
 MEMORY = "/dev/shm"
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 1 << 28:

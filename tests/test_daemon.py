@@ -23,12 +23,13 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.fakes import node, nvml
-from tests.fakes.kubelet import FakeKubelet, RefusedError
+from agent.fakes import node, nvml
+from agent.fakes.kubelet import FakeKubelet, RefusedError
+from tests import machines
 
 RESOURCE = "aliyun.com/gpu"
-MACHINE = node.load("a800x8")
-CUBE = node.load("v100x8-cube")
+MACHINE = machines.load("a800x8")
+CUBE = machines.load("v100x8-cube")
 UUIDS = [gpu.uuid for gpu in MACHINE.gpus]
 DEADLINE_S = 30.0
 END_S = 5.0

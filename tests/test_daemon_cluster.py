@@ -19,7 +19,7 @@ import pytest
 
 from agent.core.ledger import Ledger
 from agent.core.report import from_nrt
-from tests.fakes.apiserver import (
+from agent.fakes.apiserver import (
     FakeApiServer,
     Request,
     Rule,

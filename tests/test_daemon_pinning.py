@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from agent.core.bitmap import Bitmap
+from agent.fakes import node
+from agent.fakes.kubelet import FakeKubelet
+from agent.fakes.runtime import CallFailedError, FakeRuntime
 from agent.proto import nri_pb2 as pb
-from tests.fakes import node
-from tests.fakes.kubelet import FakeKubelet
-from tests.fakes.runtime import CallFailedError, FakeRuntime
 from tests.test_daemon import RESOURCE, Agent
 from tests.test_pinning import ALL, PIN, UNPINNED, Host, cpus, make_host, policy, spec_of
 

@@ -14,11 +14,11 @@ from agent.core.layout import lay_out
 from agent.core.ledger import Ledger
 from agent.core.report import GROUP, PLURAL, VERSION, About, to_nrt
 from agent.edge.status import Metrics
+from tests import machines
 from tests.core.machines import described
-from tests.fakes import node
 from tests.manifests import BASE, COMPONENTS, FOLDER, Object, objects_in, one_of
 
-MACHINES: Final = sorted(file.stem for file in node.MACHINES.glob("*.toml"))
+MACHINES: Final = sorted(file.stem for file in machines.FOLDER.glob("*.toml"))
 CRD: Final = one_of(objects_in(FOLDER / "crd"), "CustomResourceDefinition")
 VERSIONS: Final[Mapping[str, Object]] = {one["name"]: one for one in CRD["spec"]["versions"]}
 MONITORING: Final = COMPONENTS / "monitoring"

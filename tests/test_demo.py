@@ -41,10 +41,10 @@ from agent.demo.running import while_running
 from agent.demo.screen import Screen
 from agent.demo.showable import make_showable
 from agent.errors import ConfigError
+from agent.fakes import nvml
 from agent.observation import observe_machine
+from tests import machines as descriptions
 from tests.core.machines import described, random_machines
-from tests.fakes import node as descriptions
-from tests.fakes import nvml
 
 ROOM = Path(__file__).parent.parent
 MAIN = (

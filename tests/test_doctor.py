@@ -22,8 +22,8 @@ from agent.core.access import ACCESS, needed
 from agent.core.findings import Finding, Verdict
 from agent.doctor import draw, has_failed, run_doctor, to_json
 from agent.edge.status import Metrics, start_status
-from tests.fakes import cgroups, node, nvml
-from tests.fakes.apiserver import (
+from agent.fakes import cgroups, node, nvml
+from agent.fakes.apiserver import (
     KOORDINATOR_DEVICES,
     TOPOLOGIES,
     FakeApiServer,
@@ -34,11 +34,12 @@ from tests.fakes.apiserver import (
     refuse,
     say,
 )
-from tests.fakes.kubelet import FakeKubelet
-from tests.fakes.runtime import FakeRuntime
+from agent.fakes.kubelet import FakeKubelet
+from agent.fakes.runtime import FakeRuntime
+from tests import machines
 
 OK, WARNING, FAILED, SKIPPED = Verdict
-MACHINE = node.load("a800x8")
+MACHINE = machines.load("a800x8")
 NODE = "gpu-node-1"
 TOKEN = "a-token"
 GIVEN = {"UUID": MACHINE.gpus[0].uuid}

@@ -23,7 +23,7 @@ from agent.core.health import HEALTHY, Health, HealthPolicy, Trouble, Xid
 from agent.driver import Driver, DriverSettings, Known, Listener
 from agent.edge.nvml import Pace, watch_driver
 from agent.edge.nvml.child import stuck
-from tests.fakes import nvml as fake
+from agent.fakes import nvml as fake
 
 DEADLINE_S = 20.0
 """After which a test gives up; nothing waits for it to pass."""

@@ -18,9 +18,9 @@ from agent.core.bitmap import Bitmap
 from agent.core.layout import lay_out
 from agent.core.ledger import Grant, Ledger
 from agent.core.report import About, to_nrt
+from agent.fakes.apiserver import TOPOLOGIES, FakeApiServer, hang, refuse
 from agent.inspect import main
 from tests.core.machines import described
-from tests.fakes.apiserver import TOPOLOGIES, FakeApiServer, hang, refuse
 
 Capture = pytest.CaptureFixture[str]
 Json = dict[str, Any]

@@ -13,13 +13,14 @@ import pytest
 from agent.__main__ import main
 from agent.core.picture import draw_text
 from agent.core.schema import to_json
+from agent.fakes import node
+from tests import machines
 from tests.core.machines import described
-from tests.fakes import node
 
 
 @pytest.fixture
 def a800(tmp_path: Path) -> str:
-    return str(node.lay_out(node.load("a800x8"), tmp_path / "a800"))
+    return str(node.lay_out(machines.load("a800x8"), tmp_path / "a800"))
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_show_prints_the_machine_below_a_root(a800: str, capsys: Capture) -> Non
     ids=["cgroups alone", "a container runtime that asks"],
 )
 def test_show_says_who_would_pin(tmp_path: Path, capsys: Capture, made: str, line: str) -> None:
-    root = node.lay_out(node.load("laptop"), tmp_path)
+    root = node.lay_out(machines.load("laptop"), tmp_path)
     (root / "sys/fs/cgroup").mkdir(parents=True)
     (root / "sys/fs/cgroup/cgroup.controllers").write_text("cpuset cpu memory\n")
     (root / made).mkdir(parents=True)

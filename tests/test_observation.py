@@ -8,9 +8,10 @@ import pytest
 
 from agent.core.topology import Machine, NodeSource
 from agent.errors import DiscoveryError
+from agent.fakes import node, nvml
 from agent.observation import observe_machine
+from tests import machines
 from tests.core.machines import described
-from tests.fakes import node, nvml
 
 Observe = Callable[..., Machine]
 
@@ -20,7 +21,7 @@ def observe(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ob
     """observe(name, *lines): the described machine, with `lines` more said by the fake driver."""
 
     def run(name: str, *lines: str) -> Machine:
-        facts = node.load(name)
+        facts = machines.load(name)
         root = node.lay_out(facts, tmp_path / "root")
         state = tmp_path / "driver"
         nvml.write_state(state, node.driver_state(facts, *lines))
@@ -30,7 +31,7 @@ def observe(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ob
     return run
 
 
-@pytest.mark.parametrize("name", sorted(set(node.names()) - {"h200x8-vm"}))
+@pytest.mark.parametrize("name", sorted(set(machines.names()) - {"h200x8-vm"}))
 def test_a_described_server_is_observed_as_described(name: str, observe: Observe) -> None:
     expected = described(name)
     observed = observe(name)
@@ -60,13 +61,13 @@ def test_one_lost_gpu_costs_itself_only(observe: Observe) -> None:
 
 
 def test_a_captured_tree_asks_no_driver(tmp_path: Path) -> None:
-    root = node.lay_out(node.load("a800x8"), tmp_path)
+    root = node.lay_out(machines.load("a800x8"), tmp_path)
     assert {gpu.uuid for gpu in observe_machine(str(root), None).gpus} == {None}
 
 
 def test_a_library_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
     missing = str(tmp_path / "libnvidia-ml.so.1")
-    root = node.lay_out(node.load("a800x8"), tmp_path / "a800")
+    root = node.lay_out(machines.load("a800x8"), tmp_path / "a800")
     (warning,) = observe_machine(str(root), missing).warnings
     assert missing in warning
 
@@ -79,7 +80,7 @@ def test_this_host_is_observed_and_a_driver_missed_only_where_there_are_gpus() -
 def test_two_gpus_with_one_uuid_are_refused_with_the_root_named(
     library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    facts = node.load("a800x8")
+    facts = machines.load("a800x8")
     twins = replace(facts, gpus=tuple(replace(gpu, uuid="GPU-1") for gpu in facts.gpus))
     root = node.lay_out(twins, tmp_path / "root")
     nvml.write_state(tmp_path / "driver", node.driver_state(twins))

@@ -25,9 +25,9 @@ from agent.core.runtime import Cpuset, RuntimePod
 from agent.edge.cgroup import Cgroups, find_cgroups
 from agent.edge.status import Metrics
 from agent.errors import PinError
+from agent.fakes.cgroups import lay_out
 from agent.pinning import Outcome, Pinning, carry_out
 from agent.troubles import Troubles
-from tests.fakes.cgroups import lay_out
 from tests.test_books import (
     ALL,
     GIB,

@@ -28,11 +28,7 @@ from agent.core.report import About, from_nrt, is_foreign
 from agent.edge.kubeapi import Server, watching
 from agent.edge.kubeletfiles import KubeletFacts
 from agent.edge.status import Metrics
-from agent.observing import Facts
-from agent.reporting import Reporter, ReportSettings
-from agent.saying import Saying, to_about, to_saying
-from tests.core.oracle import build, grant, ledger_of
-from tests.fakes.apiserver import (
+from agent.fakes.apiserver import (
     KOORDINATOR_DEVICES,
     TOPOLOGIES,
     FakeApiServer,
@@ -45,6 +41,10 @@ from tests.fakes.apiserver import (
     refuse,
     say,
 )
+from agent.observing import Facts
+from agent.reporting import Reporter, ReportSettings
+from agent.saying import Saying, to_about, to_saying
+from tests.core.oracle import build, grant, ledger_of
 
 NODE = "node-1"
 ACK = "topology"

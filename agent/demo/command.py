@@ -26,7 +26,7 @@ from agent.demo.showable import make_showable
 from agent.demo.story import CREATED, Story
 from agent.edge.manifest import read_pods
 from agent.errors import ConfigError
-from tests.fakes import nvml
+from agent.fakes import nvml
 
 AGENT: Final = (sys.executable, "-m", "agent", "run")
 _LONGEST_FOLDER: Final = 60

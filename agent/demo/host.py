@@ -10,7 +10,7 @@ from typing import Final
 from agent.core.bitmap import Bitmap
 from agent.core.topology import Gpu, Machine, NodeKind, NodeSource, union
 from agent.demo.showable import has_nvswitch
-from tests.fakes import nvml
+from agent.fakes import nvml
 
 _CPU: Final = "sys/devices/system/cpu"
 _NODE: Final = "sys/devices/system/node"

@@ -23,10 +23,10 @@ from agent.core.request import GPU_RESOURCE
 from agent.core.topology import Machine
 from agent.demo import host
 from agent.demo.cgroups import Kubepods
-from tests.fakes import nvml
-from tests.fakes.apiserver import FakeApiServer
-from tests.fakes.kubelet import FakeKubelet
-from tests.fakes.runtime import FakeRuntime
+from agent.fakes import nvml
+from agent.fakes.apiserver import FakeApiServer
+from agent.fakes.kubelet import FakeKubelet
+from agent.fakes.runtime import FakeRuntime
 
 STARTUP_TAINT: Final = "numalet.io/starting"
 PLUGIN: Final = "10-numalet"

@@ -14,10 +14,10 @@ from typing import Any, Final
 from agent.core.request import Role
 from agent.demo.node import FailedError, Node
 from agent.demo.pods import Container, Pod, quota_us
+from agent.fakes.kubelet import RefusedError
+from agent.fakes.runtime import CallFailedError
 from agent.proto import deviceplugin_pb2 as deviceplugin
 from agent.proto import nri_pb2 as pb
-from tests.fakes.kubelet import RefusedError
-from tests.fakes.runtime import CallFailedError
 
 _MOST_PODS: Final = 110
 """Source: kubelet's default for maxPods."""

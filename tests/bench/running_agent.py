@@ -15,8 +15,9 @@ from pathlib import Path
 
 import psutil
 
-from tests.fakes import node, nvml
-from tests.fakes.kubelet import FakeKubelet
+from agent.fakes import node, nvml
+from agent.fakes.kubelet import FakeKubelet
+from tests import machines
 
 RESOURCE = "aliyun.com/gpu"
 CALLS = 2_000
@@ -24,7 +25,7 @@ LIBRARY = nvml.build(Path(__file__).parents[2] / ".cache" / "nvml")
 
 
 def measure(machine: str, home: Path, idle_s: float) -> None:
-    description = node.load(machine)
+    description = machines.load(machine)
     node.lay_out(description, home / "tree")
     nvml.write_state(home / "state", node.driver_state(description))
     size = len(description.gpus)

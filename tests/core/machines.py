@@ -14,7 +14,8 @@ from agent.core.topology import (
     NumaNode,
     parse_link,
 )
-from tests.fakes import node
+from agent.fakes import node
+from tests import machines
 
 
 @st.composite
@@ -90,7 +91,7 @@ def _links(draw: st.DrawFn, gpus: int) -> tuple[tuple[Link | None, ...], ...]:
 
 def described(name: str) -> Machine:
     """The machine of tests/machines/<name>.toml as its files and its driver together show it."""
-    facts = node.load(name)
+    facts = machines.load(name)
     link = {cell: parse_link(cell) for row in facts.links for cell in row if cell != "X"}
     cores = sorted((c, n) for n in facts.nodes for c in n.cores)
     caches = _caches([n.socket for _, n in cores], facts.cores_per_l3)

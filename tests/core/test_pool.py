@@ -24,7 +24,7 @@ from agent.core.pool import (
     find_drift,
     plan_writes,
 )
-from tests.fakes.cgroups import Cpus, FakeCpusets
+from agent.fakes.cgroups import Cpus, FakeCpusets
 
 GUARANTEED, BURSTABLE, BESTEFFORT = Qos
 TOP = "kubepods"

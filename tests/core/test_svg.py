@@ -9,9 +9,9 @@ from hypothesis import given, settings
 
 from agent.core.svg import draw_svg
 from agent.core.topology import Link, LinkKind, Machine
+from tests import machines
 from tests.core.machines import described, random_machines
 from tests.core.test_picture import MACHINE
-from tests.fakes import node
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -53,7 +53,7 @@ def disjoint(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return a[0] + a[2] <= b[0] or b[0] + b[2] <= a[0] or a[1] + a[3] <= b[1] or b[1] + b[3] <= a[1]
 
 
-@pytest.mark.parametrize("name", node.names())
+@pytest.mark.parametrize("name", machines.names())
 def test_each_described_machine_is_drawn_with_each_gpu_in_the_box_of_its_node(name: str) -> None:
     machine = described(name)
     root = parse(machine)
@@ -76,7 +76,7 @@ def cells(root: ET.Element) -> list[tuple[float, float, float, float]]:
     return rects(root, width="9", height="9")
 
 
-@pytest.mark.parametrize("name", node.names())
+@pytest.mark.parametrize("name", machines.names())
 def test_each_cpu_is_one_cell_inside_a_box_and_hides_nothing(name: str) -> None:
     machine = described(name)
     root = parse(machine)
@@ -99,7 +99,7 @@ def test_nvswitch_is_one_bar_with_a_line_from_each_gpu() -> None:
 
 def test_a_cube_mesh_is_a_curve_for_each_linked_pair_as_wide_as_its_links() -> None:
     root = parse(described("v100x8-cube"))
-    matrix = node.load("v100x8-cube").links
+    matrix = machines.load("v100x8-cube").links
     pairs = [matrix[i][j] for i, j in itertools.combinations(range(8), 2)]
     assert strokes(root).count("2.5") == pairs.count("NV1") == 8
     assert strokes(root).count("4") == pairs.count("NV2") == 8

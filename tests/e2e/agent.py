@@ -9,11 +9,11 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from agent.fakes import nvml
 from tests.e2e.containerd import Containerd
 from tests.e2e.kubelet import PLUGINS, Kubelet
 from tests.e2e.machine import FakeMachine
 from tests.e2e.process import Process, free_port
-from tests.fakes import nvml
 
 _PROGRAM = (sys.executable, "-m", "agent")
 COMMAND = (*_PROGRAM, "run")

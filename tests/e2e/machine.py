@@ -5,7 +5,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fakes import node, nvml
+from agent.fakes import node, nvml
+from tests import machines
 
 _NULL = os.makedev(1, 3)
 
@@ -38,7 +39,7 @@ def make_machine(name: str, library: str, folder: Path, *, here: bool = False) -
     """
     dev_dir = folder / "dev"
     dev_dir.mkdir(parents=True)
-    facts = node.load(name)
+    facts = machines.load(name)
     for device in (*(str(i) for i in range(len(facts.gpus))), "ctl", "-uvm", "-uvm-tools"):
         os.mknod(dev_dir / f"nvidia{device}", stat.S_IFCHR | 0o666, _NULL)
     root = Path("/") if here else _lay_out(facts, folder / "tree", dev_dir)

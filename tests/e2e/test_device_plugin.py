@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import pytest
 
+from agent.fakes import nvml
+from agent.fakes.node import Description
 from tests.e2e.agent import GPU_RECOVERY_S, Agent, node_options, sockets
 from tests.e2e.conftest import Note, spread
 from tests.e2e.kubelet import PLUGINS, Pod
 from tests.e2e.machine import make_machine
 from tests.e2e.rig import Rig
-from tests.fakes import nvml
-from tests.fakes.node import Description
 
 BACK_S = 5
 """Within how long devices must be back after whatever happened."""

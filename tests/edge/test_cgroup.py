@@ -49,7 +49,7 @@ from agent.edge.cgroup import (
     write_mems,
 )
 from agent.errors import PinError
-from tests.fakes.cgroups import FakeCpusets, RealCpusets, lay_out
+from agent.fakes.cgroups import FakeCpusets, RealCpusets, lay_out
 
 UID = "0a1b2c3d-0000-4000-8000-00000000000a"
 UID_ = UID.replace("-", "_")

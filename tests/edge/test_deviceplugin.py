@@ -31,8 +31,8 @@ from agent.core.offer import Allocation, Device
 from agent.core.placement import Refusal
 from agent.edge.deviceplugin import Answers, DevicePlugin, plugin
 from agent.errors import KubeletError
+from agent.fakes.kubelet import FakeKubelet, RefusedError
 from agent.proto import deviceplugin_pb2 as api
-from tests.fakes.kubelet import FakeKubelet, RefusedError
 
 RESOURCE = "example.com/gpu"
 PATIENCE_S = 20.0

@@ -1,4 +1,4 @@
-"""tests.fakes.apiserver against what is known of the real one, with a client that knows nothing.
+"""agent.fakes.apiserver against what is known of the real one, with a client that knows nothing.
 
 Expected values are Kubernetes' own: its API conventions, and what kube-apiserver 1.36 answers.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.apiserver import (
+from agent.fakes.apiserver import (
     TOPOLOGIES,
     FakeApiServer,
     Fault,
@@ -29,7 +29,7 @@ from tests.fakes.apiserver import (
     slow,
     watch_error,
 )
-from tests.fakes.certificates import Certificate, issue, make_authority
+from agent.fakes.certificates import Certificate, issue, make_authority
 
 PATIENCE_S = 20.0
 NODES = "/api/v1/nodes"

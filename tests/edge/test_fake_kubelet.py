@@ -1,4 +1,4 @@
-"""tests.fakes.kubelet against what is known of the real one, with a plugin as small as can be.
+"""agent.fakes.kubelet against what is known of the real one, with a plugin as small as can be.
 
 Expected values are kubelet's behaviour as its source and its issues tell it.
 """
@@ -17,9 +17,9 @@ from typing import Any
 import grpc
 import pytest
 
+from agent.fakes.kubelet import FakeKubelet, RefusedError, is_extended_resource
 from agent.proto import deviceplugin_pb2 as api
 from agent.proto import podresources_pb2 as podresources
-from tests.fakes.kubelet import FakeKubelet, RefusedError, is_extended_resource
 
 RESOURCE = "example.com/thing"
 Nodes = dict[str, Collection[int]]

@@ -18,7 +18,7 @@ import pytest
 from agent.edge import kubeapi
 from agent.edge.kubeapi import Api, Server, answers
 from agent.errors import KubeApiError
-from tests.fakes.apiserver import (
+from agent.fakes.apiserver import (
     KOORDINATOR_DEVICES,
     TOPOLOGIES,
     FakeApiServer,

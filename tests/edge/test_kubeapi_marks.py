@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.edge.kubeapi import Api, Server, read_marks
 from agent.errors import KubeApiError
-from tests.fakes.apiserver import FakeApiServer, Rule, User, cut, refuse, say
+from agent.fakes.apiserver import FakeApiServer, Rule, User, cut, refuse, say
 
 NODE = "node-1"
 STATUS, UNHEALTHY = f"{NODE}-device-status", f"unhealthy-gpu-{NODE}"

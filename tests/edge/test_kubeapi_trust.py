@@ -19,8 +19,8 @@ from agent.edge import kubeapi
 from agent.edge.kubeapi import Api, Server, Watch, find_server, watching
 from agent.edge.kubeapi import server as server_module
 from agent.errors import KubeApiError
-from tests.fakes.apiserver import FakeApiServer, User, lay_out_account, say
-from tests.fakes.certificates import Certificate, issue, make_authority
+from agent.fakes.apiserver import FakeApiServer, User, lay_out_account, say
+from agent.fakes.certificates import Certificate, issue, make_authority
 
 PATIENCE_S = 20.0
 NODES = "/api/v1/nodes"

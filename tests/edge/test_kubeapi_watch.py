@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.edge.kubeapi import Api, Server, Watch, answers, watching
-from tests.fakes.apiserver import (
+from agent.fakes.apiserver import (
     FakeApiServer,
     Fault,
     Request,

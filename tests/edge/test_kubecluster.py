@@ -14,8 +14,8 @@ import yaml
 from agent.edge import kubecluster
 from agent.edge.kubecluster import Cluster, connect, list_nodes, list_topologies
 from agent.errors import ConfigError, KubeApiError
-from tests.fakes import certificates
-from tests.fakes.apiserver import (
+from agent.fakes import certificates
+from agent.fakes.apiserver import (
     TOPOLOGIES,
     FakeApiServer,
     Fault,

@@ -28,9 +28,7 @@ from agent.core.runtime import Cpuset, CpuTime, RuntimeContainer, RuntimePod, St
 from agent.edge.nri import Asked, Callbacks, NriPlugin, connection, plugin
 from agent.edge.nri.messages import to_adjustment, to_container, to_pod, to_update
 from agent.errors import ConfigError
-from agent.proto import nri_pb2 as pb
-from agent.proto import ttrpc_pb2 as ttrpc
-from tests.fakes.runtime import (
+from agent.fakes.runtime import (
     PLUGIN,
     REQUEST,
     RESPONSE,
@@ -41,6 +39,8 @@ from tests.fakes.runtime import (
     go_frames,
     read_frame,
 )
+from agent.proto import nri_pb2 as pb
+from agent.proto import ttrpc_pb2 as ttrpc
 
 ME = "42-numalet"
 PATIENCE_S = 20.0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.edge.nri.frames import Decoder, Message, ProtocolError, encode
-from tests.fakes.runtime import GoReader, PluginLostError, go_frames
+from agent.fakes.runtime import GoReader, PluginLostError, go_frames
 
 MAX_DATA = 4 << 20
 MAX_PAYLOAD = MAX_DATA + 10

@@ -26,8 +26,8 @@ from agent.core.placement import Refusal
 from agent.core.runtime import Cpuset, CpuTime, RuntimeContainer, RuntimePod, Stage
 from agent.edge.nri import Asked, Callbacks, NriPlugin
 from agent.edge.nri.frames import Decoder, Message, encode
+from agent.fakes.runtime import PLUGIN, FakeRuntime
 from agent.proto import ttrpc_pb2 as ttrpc
-from tests.fakes.runtime import PLUGIN, FakeRuntime
 
 RECORDING: Final = Path(__file__).with_name("nri_recording.txt")
 

@@ -24,7 +24,7 @@ from agent.core.discovery import DriverGpu, DriverReading
 from agent.core.topology import Link, LinkKind
 from agent.edge.nvml import read_driver
 from agent.edge.nvml.child import stuck
-from tests.fakes import nvml as fake
+from agent.fakes import nvml as fake
 
 pytestmark = pytest.mark.usefixtures("no_leftovers")
 

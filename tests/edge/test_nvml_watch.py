@@ -24,7 +24,7 @@ from agent.core.discovery import DriverReading
 from agent.core.health import Probe, Sighting
 from agent.edge.nvml import Pace, read_driver, watch_driver
 from agent.edge.nvml.child import Child, Silence, receive, stuck
-from tests.fakes import nvml as fake
+from agent.fakes import nvml as fake
 
 DEADLINE_S = 20.0
 """After which a test gives up; nothing waits for it to pass."""

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from agent.core.offer import Holding
 from agent.edge.podresources import get_holding, read_pod_list
 from agent.errors import KubeletError
+from agent.fakes.kubelet import FakeKubelet
 from agent.proto import podresources_pb2 as wire
-from tests.fakes.kubelet import FakeKubelet
 
 RESOURCE = "example.com/gpu"
 OTHER = "example.com/nic"

@@ -11,8 +11,8 @@ from agent.core.discovery import build_machine
 from agent.core.topology import Machine, NodeKind
 from agent.edge.sysfs import read_host
 from agent.errors import DiscoveryError
-from tests import captured
-from tests.fakes import node
+from agent.fakes import node
+from tests import captured, machines
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"
@@ -25,12 +25,12 @@ def read(root: Path) -> Machine:
 
 @pytest.fixture
 def a800(tmp_path: Path) -> Path:
-    return node.lay_out(node.load("a800x8"), tmp_path / "a800")
+    return node.lay_out(machines.load("a800x8"), tmp_path / "a800")
 
 
-@pytest.mark.parametrize("name", node.names())
+@pytest.mark.parametrize("name", machines.names())
 def test_a_described_machine_is_read_as_it_is_described(name: str, tmp_path: Path) -> None:
-    facts = node.load(name)
+    facts = machines.load(name)
     machine = read(node.lay_out(facts, tmp_path))
     assert machine.name == name
     assert [(n.id, list(n.cpus), n.memory_bytes, n.distances) for n in machine.nodes] == [
@@ -51,21 +51,21 @@ def test_a_described_machine_is_read_as_it_is_described(name: str, tmp_path: Pat
 def test_pcie_links_are_read_from_the_bridges_as_nvidia_smi_prints_them(
     name: str, tmp_path: Path
 ) -> None:
-    facts = node.load(name)
+    facts = machines.load(name)
     machine = read(node.lay_out(facts, tmp_path))
     printed = tuple(tuple(str(link or "X") for link in row) for row in machine.links)
     assert printed == facts.links
 
 
 def test_caches_of_eight_cores_are_told_apart(tmp_path: Path) -> None:
-    machine = read(node.lay_out(node.load("h100x8-384"), tmp_path))
+    machine = read(node.lay_out(machines.load("h100x8-384"), tmp_path))
     caches = {core.l3 for core in machine.cores}
     assert caches == set(range(24))
     assert [core.l3 for core in machine.cores[:9]] == [0] * 8 + [1]
 
 
 def test_nodes_without_cpus_are_told_apart(tmp_path: Path) -> None:
-    machine = read(node.lay_out(node.load("cxl-expander"), tmp_path))
+    machine = read(node.lay_out(machines.load("cxl-expander"), tmp_path))
     assert [n.kind for n in machine.nodes] == [
         NodeKind.CPU,
         NodeKind.CPU,
@@ -184,7 +184,7 @@ def test_the_same_machine_is_read_with(change: Change, a800: Path) -> None:
 def test_a_kernel_without_numa_is_one_node_of_all_cpus(a800: Path) -> None:
     removing(NODE)(a800)
     writing("proc/meminfo", "MemTotal:       1024 kB\nMemFree: 1 kB\n")(a800)
-    for gpu in node.load("a800x8").gpus:
+    for gpu in machines.load("a800x8").gpus:
         writing(f"{PCI}/{gpu.bdf}/numa_node", "-1")(a800)
     machine = read(a800)
     assert [(n.id, str(n.cpus), n.memory_bytes) for n in machine.nodes] == [(0, "0-127", 1 << 20)]

@@ -8,8 +8,8 @@ import pytest
 
 from agent.core.discovery import build_machine
 from agent.edge.sysfs import read_host
+from agent.fakes import node
 from tests.captured import captured, parse_bitmap
-from tests.fakes import node
 
 Gpus = dict[str, int]
 """PCI address → NUMA node."""

@@ -13,7 +13,7 @@ import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from tests.fakes import nvml
+from agent.fakes import nvml
 from tests.vnode.guest import MODULES
 
 _REPOSITORY = Path(__file__).parent.parent.parent
@@ -47,7 +47,9 @@ def _boot(machine: str) -> int:
     quiet = ["-v", "--no-header", "--color=no", "-p", "no:cacheprovider"]
     results = ["--junitxml", _CACHE / "vnode" / machine / _RESULTS]
     told = os.environ | {"PYTHON": sys.executable, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run([boot, machine, *pytest, *quiet, *results, "tests/vnode"], env=told).returncode
+    return subprocess.run(
+        [boot, machine, *pytest, *quiet, *results, "tests/vnode"], env=told
+    ).returncode
 
 
 def _rows(results: Path) -> list[str]:

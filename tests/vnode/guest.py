@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from agent.fakes import nvml
 from tests.e2e import cpus
 from tests.e2e.agent import Agent, node_options
 from tests.e2e.containerd import Containerd, Release
@@ -16,7 +17,6 @@ from tests.e2e.kubelet import Kubelet
 from tests.e2e.machine import FakeMachine, make_machine
 from tests.e2e.process import Process, wait_for
 from tests.e2e.rig import Rig, find_binaries
-from tests.fakes import nvml
 
 T = TypeVar("T")
 
@@ -81,9 +81,12 @@ def running_node(library: str, folder: Path) -> Iterator[PatientRig]:
         rig.wait_until_whole()
         yield rig
         import psutil
+
         for p in psutil.process_iter(["cmdline"]):
-            try: print(p.info["cmdline"][:3], p.cpu_times(), flush=True)
-            except Exception as e: pass
+            try:
+                print(p.info["cmdline"][:3], p.cpu_times(), flush=True)
+            except Exception:
+                pass
         print(open("/proc/stat").read().splitlines()[0], open("/proc/uptime").read())
 
 

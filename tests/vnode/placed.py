@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agent.fakes.node import kernel_list
 from tests.e2e import cpus
 from tests.e2e.cpus import ALL, Cpus
 from tests.e2e.image import WAIT
 from tests.e2e.kubelet import Pod
 from tests.e2e.pinning import LISTS, PIN, container_id
 from tests.e2e.rig import Rig
-from tests.fakes.node import kernel_list
 
 _SPEC = "scheduling.alibabacloud.com/numa-topology-spec"
 

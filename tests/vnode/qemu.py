@@ -6,7 +6,8 @@ Source: QEMU's manual, docs/pcie.txt and docs/pci_expander_bridge.txt.
 import sys
 from collections.abc import Iterator
 
-from tests.fakes import node
+from agent.fakes import node
+from tests import machines
 
 _LOCAL = 10
 """The distance of a node to itself."""
@@ -68,4 +69,4 @@ def _gpus(machine: node.Description, one: node.NodeFact) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(arguments(node.load(sys.argv[1]))))
+    print("\n".join(arguments(machines.load(sys.argv[1]))))

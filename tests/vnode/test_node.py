@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from agent.fakes import nvml
+from agent.fakes.node import kernel_list
 from tests.captured import parse_bitmap
 from tests.e2e import cpus
 from tests.e2e.cpus import Cpus
 from tests.e2e.image import WAIT
 from tests.e2e.kubelet import Pod
 from tests.e2e.pinning import container_id, run_others
-from tests.fakes import nvml
-from tests.fakes.node import kernel_list
 from tests.vnode.conftest import Seen
 from tests.vnode.guest import PatientRig
 from tests.vnode.placed import SHOW, assert_others_keep_out, own, policy, run, where

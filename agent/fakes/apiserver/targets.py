@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tests.fakes.apiserver.access import Access
-from tests.fakes.apiserver.fields import Object
-from tests.fakes.apiserver.store import Resource
+from agent.fakes.apiserver.access import Access
+from agent.fakes.apiserver.fields import Object
+from agent.fakes.apiserver.store import Resource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

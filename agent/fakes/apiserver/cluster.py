@@ -1,9 +1,9 @@
 """What there is behind the API, apart from any network."""
 
-from tests.fakes.apiserver.access import User
-from tests.fakes.apiserver.fields import Object
-from tests.fakes.apiserver.resources import BUILT_IN, TOPOLOGIES
-from tests.fakes.apiserver.store import Resource, Store, Writer
+from agent.fakes.apiserver.access import User
+from agent.fakes.apiserver.fields import Object
+from agent.fakes.apiserver.resources import BUILT_IN, TOPOLOGIES
+from agent.fakes.apiserver.store import Resource, Store, Writer
 
 NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
 

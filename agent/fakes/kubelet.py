@@ -398,7 +398,8 @@ class FakeKubelet:
         )
         if not answer.container_responses:
             raise RefusedError("Allocate answered nothing for the container")
-        return answer.container_responses[0]
+        given: api.ContainerAllocateResponse = answer.container_responses[0]
+        return given
 
     def admit(
         self,
@@ -600,7 +601,7 @@ class FakeKubelet:
     # --- pod resources ----------------------------------------------------------------------------
 
     def _pod_resources_service(self) -> grpc.GenericRpcHandler:
-        methods = {
+        methods: dict[str, tuple[Callable[..., Any], Any]] = {
             "List": (self._list, podresources.ListPodResourcesRequest),
             "Get": (self._get, podresources.GetPodResourcesRequest),
             "GetAllocatableResources": (
@@ -608,7 +609,7 @@ class FakeKubelet:
                 podresources.AllocatableResourcesRequest,
             ),
         }
-        handlers = {
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             name: grpc.unary_unary_rpc_method_handler(
                 behaviour, request.FromString, lambda answer: answer.SerializeToString()
             )

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fakes.apiserver.fields import Object
-from tests.fakes.apiserver.store import StatusError
+from agent.fakes.apiserver.fields import Object
+from agent.fakes.apiserver.store import StatusError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

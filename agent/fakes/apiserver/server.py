@@ -10,14 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.fakes.apiserver.answering import answer
-from tests.fakes.apiserver.cluster import Cluster
-from tests.fakes.apiserver.faults import Answer, Fault
-from tests.fakes.apiserver.fields import Object
-from tests.fakes.apiserver.http import Listener
-from tests.fakes.apiserver.requests import Request
-from tests.fakes.apiserver.watching import watch
-from tests.fakes.certificates import Certificate
+from agent.fakes.apiserver.answering import answer
+from agent.fakes.apiserver.cluster import Cluster
+from agent.fakes.apiserver.faults import Answer, Fault
+from agent.fakes.apiserver.fields import Object
+from agent.fakes.apiserver.http import Listener
+from agent.fakes.apiserver.requests import Request
+from agent.fakes.apiserver.watching import watch
+from agent.fakes.certificates import Certificate
 
 
 @dataclass(slots=True)

@@ -6,16 +6,13 @@ with their place on the PCI bus, the links between them. `lay_out` makes it a sy
 """
 
 import os
-import tomllib
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.fakes import nvml
-
-MACHINES = Path(__file__).parent.parent / "machines"
+from agent.fakes import nvml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +59,6 @@ class Description:
     @property
     def cores(self) -> list[tuple[int, ...]]:
         return sorted(core for node in self.nodes for core in node.cores)
-
-
-def load(name: str) -> Description:
-    """The description tests/machines/<name>.toml."""
-    return describe(tomllib.loads((MACHINES / f"{name}.toml").read_text()), name)
-
-
-def names() -> list[str]:
-    return sorted(path.stem for path in MACHINES.glob("*.toml"))
 
 
 def describe(facts: dict[str, Any], name: str) -> Description:

@@ -20,8 +20,8 @@ pods, nodes and the like it knows no schema.
 Source: Kubernetes API conventions, and k8s.io/apiserver of Kubernetes 1.36.
 """
 
-from tests.fakes.apiserver.access import ADMIN, Rule, User
-from tests.fakes.apiserver.faults import (
+from agent.fakes.apiserver.access import ADMIN, Rule, User
+from agent.fakes.apiserver.faults import (
     Answer,
     Fault,
     cut,
@@ -33,10 +33,10 @@ from tests.fakes.apiserver.faults import (
     slow,
     watch_error,
 )
-from tests.fakes.apiserver.requests import Request
-from tests.fakes.apiserver.resources import BUILT_IN, KOORDINATOR_DEVICES, TOPOLOGIES
-from tests.fakes.apiserver.server import FakeApiServer, lay_out_account
-from tests.fakes.apiserver.store import Resource, StatusError
+from agent.fakes.apiserver.requests import Request
+from agent.fakes.apiserver.resources import BUILT_IN, KOORDINATOR_DEVICES, TOPOLOGIES
+from agent.fakes.apiserver.server import FakeApiServer, lay_out_account
+from agent.fakes.apiserver.store import Resource, StatusError
 
 __all__ = [
     "ADMIN",

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.fakes.apiserver.fields import Object
-from tests.fakes.apiserver.store import Resource, bad_request
+from agent.fakes.apiserver.fields import Object
+from agent.fakes.apiserver.store import Resource, bad_request
 
 TOPOLOGIES = Resource(
     group="topology.node.k8s.io",

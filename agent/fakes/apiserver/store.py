@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.fakes.apiserver.fields import (
+from agent.fakes.apiserver.fields import (
     ConflictError,
     Object,
     Owner,

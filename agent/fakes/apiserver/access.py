@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tests.fakes.apiserver.store import StatusError
+from agent.fakes.apiserver.store import StatusError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

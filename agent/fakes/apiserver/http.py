@@ -11,14 +11,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.fakes.apiserver.answering import not_served, to_answer
-from tests.fakes.apiserver.faults import Answer, Fault, to_line
-from tests.fakes.apiserver.fields import Object
-from tests.fakes.apiserver.requests import Request
-from tests.fakes.apiserver.store import StatusError
+from agent.fakes.apiserver.answering import not_served, to_answer
+from agent.fakes.apiserver.faults import Answer, Fault, to_line
+from agent.fakes.apiserver.fields import Object
+from agent.fakes.apiserver.requests import Request
+from agent.fakes.apiserver.store import StatusError
 
 if TYPE_CHECKING:
-    from tests.fakes.apiserver.server import FakeApiServer
+    from agent.fakes.apiserver.server import FakeApiServer
 
 _PATIENCE_S = 30.0
 _LOOK_S = 0.05

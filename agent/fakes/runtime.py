@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from agent.proto import nri_pb2 as pb
 from agent.proto import ttrpc_pb2 as ttrpc
@@ -159,10 +159,10 @@ class _Plugin:
     def close(self, why: str) -> None:
         with self._state:
             self.lost = self.lost or why
-            futures = list(self._calls.values())
+            futures: list[Future[Any]] = [*self._calls.values(), self.registered]
         with contextlib.suppress(OSError):
             self._peer.shutdown(socket.SHUT_RDWR)
-        for future in (*futures, self.registered):
+        for future in futures:
             future.cancel()
         for payloads in self._payloads.values():
             payloads.put(None)
@@ -543,7 +543,7 @@ class FakeRuntime:
     def _tell(self, event: int, pod: pb.PodSandbox, container: pb.Container | None = None) -> None:
         name = _EVENTS[event]
         dedicated = pb.EventRequest(pod=pod, container=container)
-        change = pb.StateChangeEvent(event=event, pod=pod, container=container)
+        change = pb.StateChangeEvent(event=cast("pb.Event", event), pod=pod, container=container)
         with self._lock:
             for plugin in self._asked(event):
                 with self._losing(plugin):

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Iterator
 
-from tests.fakes.apiserver.answering import authenticate, authorize
-from tests.fakes.apiserver.cluster import Cluster
-from tests.fakes.apiserver.fields import Object
-from tests.fakes.apiserver.requests import Request
-from tests.fakes.apiserver.resources import selection
-from tests.fakes.apiserver.store import Change, StatusError, gone
-from tests.fakes.apiserver.targets import Target, find_target, split
+from agent.fakes.apiserver.answering import authenticate, authorize
+from agent.fakes.apiserver.cluster import Cluster
+from agent.fakes.apiserver.fields import Object
+from agent.fakes.apiserver.requests import Request
+from agent.fakes.apiserver.resources import selection
+from agent.fakes.apiserver.store import Change, StatusError, gone
+from agent.fakes.apiserver.targets import Target, find_target, split
 
 _LOOK_S = 0.05
 """How often a watch looks whether its client is still there."""

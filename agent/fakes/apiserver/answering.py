@@ -5,14 +5,14 @@ from typing import Any
 
 import yaml
 
-from tests.fakes.apiserver.access import ADMIN, Access, User
-from tests.fakes.apiserver.cluster import Cluster
-from tests.fakes.apiserver.faults import Answer
-from tests.fakes.apiserver.fields import Object
-from tests.fakes.apiserver.requests import REVIEW, Request
-from tests.fakes.apiserver.resources import selection
-from tests.fakes.apiserver.store import StatusError, Writer, bad_request
-from tests.fakes.apiserver.targets import Path, Target, discover, find_target, split
+from agent.fakes.apiserver.access import ADMIN, Access, User
+from agent.fakes.apiserver.cluster import Cluster
+from agent.fakes.apiserver.faults import Answer
+from agent.fakes.apiserver.fields import Object
+from agent.fakes.apiserver.requests import REVIEW, Request
+from agent.fakes.apiserver.resources import selection
+from agent.fakes.apiserver.store import StatusError, Writer, bad_request
+from agent.fakes.apiserver.targets import Path, Target, discover, find_target, split
 
 _HEALTH = ("/healthz", "/livez", "/readyz")
 _LARGEST_BODY = 3 << 20
