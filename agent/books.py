@@ -113,7 +113,7 @@ class Books:
             tuple(self._pods.values()),
             tuple(self._containers.values()),
             node.holdings,
-            node.specs or {},
+            (node.specs or {}) if self.knows_pods else {},  # else what runs would be placed anew
             node.keys,
             self._memory,
         )

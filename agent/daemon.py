@@ -44,7 +44,7 @@ from agent.saying import to_about, to_saying
 from agent.troubles import Troubles
 
 _BUSY_S = 3.0
-"""How long after an allocation kubelet's list of holders is looked at more often."""
+"""How long kubelet's list of holders is looked at more often after an allocation, or its start."""
 _BUSY_TICK_S = 0.5
 _GLANCE_S = 1.0
 """How often the cgroups are glanced at for pods that came or went: a runtime may tell nothing."""
@@ -354,6 +354,8 @@ class Daemon:
 
     def _on_stream(self, is_open: bool) -> None:
         self._metrics.streaming(is_open)
+        if is_open:  # a kubelet that has just started does not list all its pods yet
+            self._busy_until_s = time.monotonic() + _BUSY_S
         self._ring()  # the startup taint waits for it
 
     def _on_rpc(self, method: str, seconds: float, code: str) -> None:

@@ -930,6 +930,24 @@ class Play:
         self.books.on_stop(id_)
         self.settle()
 
+    def renew(self, blind: bool) -> None:
+        """Another agent, which the runtime tells of all pods; if `blind`, before it knows what any
+        of them asks."""
+        pods = [story.sandbox() for story in self.stories.values()]
+        parts = [(story, part) for story in self.stories.values() for part in story.parts]
+        shown = [
+            running(container, self.running[container.id])
+            for container in (story.container(part) for story, part in parts)
+            if container.id in self.running
+        ]
+        holdings = tuple(one for story in self.stories.values() for one in story.holdings())
+        specs = None if blind else dict(self.specs)
+        self.books = Books(lambda: None, self.told.extend)
+        self.books.settle(replace(NODE, specs=specs, holdings=holdings), Rules())
+        assert self.books.on_synchronize(pods, shown) == {}
+        self.check()
+        self.settle()
+
     def end(self, story: Story) -> None:
         for part in story.parts:
             self.running.pop(story.container(part).id, None)
@@ -1058,7 +1076,12 @@ class Director:
             self.start()
             return
         story = self.play.stories[self.pick(names, "pod")]
-        moves = {"on": self.go_on, "known or not": self.toggle, "restart": self.restart}
+        moves = {
+            "on": self.go_on,
+            "known or not": self.toggle,
+            "restart": self.restart,
+            "a new agent": self.renew,
+        }
         moves[self.pick(["on", "on", *moves], "move")](story)
 
     def start(self) -> None:
@@ -1079,7 +1102,10 @@ class Director:
         if gpus and self.pick([True, False], "decided"):
             annotations |= {GROUP_KEY: gpus}
         story = Story(name=f"p{self.pods}", parts=tuple(parts), annotations=annotations)
-        note(f"start {story}")
+        known = self.pick([True, False], "known before")
+        note(f"start {story}{' known before' if known else ''}")
+        if known:
+            self.play.know(story)
         self.play.begin(story)
         self.next_parts[story.name] = parts
 
@@ -1107,6 +1133,17 @@ class Director:
         (self.play.forget if known else self.play.know)(story)
         if self.live(story):
             assert self.play.held(story) == before
+
+    def renew(self, story: Story) -> None:
+        """While of each pod something runs, or nothing has yet: what waits between two of its
+        containers keeps nothing, as there is no state."""
+        begun = [
+            one
+            for one in self.play.stories.values()
+            if len(self.next_parts[one.name]) < len(one.parts)
+        ]
+        if all(map(self.live, begun)):
+            self.play.renew(self.pick([True, False], "blind"))
 
     def restart(self, story: Story) -> None:
         if live := [one for one in self.live(story) if one.role is not Role.INIT]:

@@ -562,6 +562,25 @@ def test_a_new_agent_reports_no_cpus_as_free_that_are_held(told: Told) -> None:
     assert told.held() == {"a/main": own}
 
 
+def test_a_new_agent_moves_nobody(told: Told) -> None:
+    """It knows what pods ask, and which of them have GPUs, before it is told who runs where."""
+    told.start()
+    for name in ("a", "b", "d"):
+        told.put_pod(name, 2, 1)
+        told.node.run(name, 2, 1)
+    told.node.end("a")  # so that nobody would choose the CPUs of the others again
+    told.api.remove("pods", "a", "ns")
+    before = {name: told.node.has(f"{name}_main") for name in ("b", "d")}
+    told.wait(lambda: told.held() == {f"{name}/main": str(own) for name, own in before.items()})
+    told.node.agent.kill()
+    told.node.runtime.wait_for(lambda: told.node.runtime.plugins == [])
+    told.start()
+    told.node.agent.wait_for_passes(5)
+    assert {name: told.node.has(f"{name}_main") for name in before} == before
+    assert told.held() == {f"{name}/main": str(own) for name, own in before.items()}
+    assert told.events("PinMoved") == []
+
+
 def test_a_new_agent_finds_no_drift(told: Told) -> None:
     """Its own, from before the runtime told it of the pods."""
     told.start()
