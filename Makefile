@@ -1,6 +1,7 @@
 # The front door. Everything below builds what it needs.
 PYTHON ?= python3
 BIN := .venv/bin
+PYTEST := $(BIN)/pytest
 
 .PHONY: venv test demo e2e vnode check bench format clean
 
@@ -12,7 +13,7 @@ venv: .venv/.ready
 	@touch $@
 
 test: venv  ## the whole suite
-	$(BIN)/pytest
+	$(PYTEST)
 
 demo: venv  ## the agent on an embedded node of 8 GPUs; no root, no cluster, no GPU
 	$(BIN)/numalet demo
