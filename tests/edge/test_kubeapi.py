@@ -310,7 +310,7 @@ def test_a_server_is_not_waited_for(
 @pytest.mark.parametrize("call", ["get", "stream"])
 def test_a_refusal_is_not_waited_for(server: FakeApiServer, tmp_path: Path, call: str) -> None:
     server.fail(say(" " * 1000, 500, pause_s=0.05, piece_bytes=1))
-    with talking(server.url, tmp_path, timeout_s=0.1) as api:
+    with talking(server.url, tmp_path, timeout_s=0.5) as api:
         assert complaint(lambda: CALLS[call](api)).status == 500
 
 

@@ -36,15 +36,3 @@ def rig(node: PatientRig) -> Iterator[PatientRig]:
     yield node
     node.revive()
     node.remove_pods()
-
-
-def pytest_sessionfinish():
-    import psutil
-
-    me = psutil.Process()
-    for p in (me, *me.children()):
-        try:
-            print(p.cmdline()[:3], p.cpu_times(), flush=True)
-        except Exception as e:
-            print(e)
-    print(open("/proc/stat").read().splitlines()[0], open("/proc/uptime").read())

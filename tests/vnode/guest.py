@@ -31,7 +31,7 @@ _RESULTS = Path(os.environ.get("NUMALET_VNODE_RESULTS", "/"))
 _PATIENCE = 5
 """How much longer everything may take than on a real machine."""
 
-_POLL_S = 0.2
+_POLL_S = 0.5
 
 _THREADS = "4"
 """How many threads each Go program runs on: as many as the node has CPUs would wait for each
@@ -80,14 +80,6 @@ def running_node(library: str, folder: Path) -> Iterator[PatientRig]:
         kubelet.wait_until_healthy()
         rig.wait_until_whole()
         yield rig
-        import psutil
-
-        for p in psutil.process_iter(["cmdline"]):
-            try:
-                print(p.info["cmdline"][:3], p.cpu_times(), flush=True)
-            except Exception:
-                pass
-        print(open("/proc/stat").read().splitlines()[0], open("/proc/uptime").read())
 
 
 def _gather(folder: Path) -> Path:

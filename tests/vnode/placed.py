@@ -1,6 +1,5 @@
 """Where pods are, as they see it themselves and as their cgroups say."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,29 +46,34 @@ def place(own: str, mems: str, gpus: str = "") -> Place:
     return Place(cpus=cpus.parse(own), mems=cpus.parse(mems), gpus=cpus.parse(gpus))
 
 
-def run(rig: Rig, name: str, **how: Any) -> Pod:
-    """A pod that shows where it is; BestEffort by default, as `make_pod` makes it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A running pod; `place` is as it saw it itself, at its first instruction."""
+
+    pod: Pod
+    place: Place
+
+
+def run(rig: Rig, name: str, **how: Any) -> Placed:
+    """A pod as `make_pod` makes it; its program must begin as SHOW does."""
     (pod,) = rig.run_pods(name, **({"program": SHOW} | how))
-    return pod
+    return Placed(pod=pod, place=where(rig, pod))
 
 
 def where(rig: Rig, pod: Pod) -> Place:
-    """As seen from inside, at its first instruction. Its device nodes and environment name the same
-    GPUs, and its cgroup the same CPUs and memory, or it is an error."""
+    """As the pod saw it, and has it still: its device nodes and environment must name the same
+    GPUs, and its cgroup the same CPUs and memory."""
     rig.wait(lambda: _END in rig.kubelet.output(pod.name), f"{pod.name} shows where it is")
     lines = rig.kubelet.output(pod.name).splitlines()
     lists = dict(line.split(":\t") for line in lines if "_allowed_list:" in line)
-    inside = place(
-        lists["Cpus_allowed_list"],
-        lists["Mems_allowed_list"],
-        ",".join(_numbers(lines, "nvidia")),
-    )
+    gpus = ",".join(_numbers(lines, "nvidia"))
+    inside = place(lists["Cpus_allowed_list"], lists["Mems_allowed_list"], gpus)
     uuids = {gpu.uuid: i for i, gpu in enumerate(rig.machine.facts.gpus)}
     named = [line.partition("=")[2] for line in lines if line.startswith("NVIDIA_VISIBLE_DEVICES=")]
     assert {uuids[word] for line in named for word in line.split(",")} == inside.gpus
-    (container,) = (one for one in cpus.read_containers() if one.id == container_id(pod))
-    assert container.effective == inside.cpus
-    assert cpus.parse((container.folder / "cpuset.mems.effective").read_text()) == inside.mems
+    (folder,) = (one for one in cpus.folders() if one.name == container_id(pod))
+    for file, ids in (("cpuset.cpus", inside.cpus), ("cpuset.mems", inside.mems)):
+        assert cpus.parse((folder / f"{file}.effective").read_text()) == ids
     return inside
 
 
@@ -78,19 +82,16 @@ def _numbers(lines: list[str], prefix: str) -> list[str]:
     return [name for name in names if name.isdecimal()]
 
 
-def assert_others_keep_out(rig: Rig, pinned: Mapping[str, Cpus]) -> None:
-    """`pinned` are the CPUs that pods have for their own, by container: all their processes run on
-    them, everybody else's on the others; new pods too."""
-    pool = ALL.difference(*pinned.values())
+def assert_others_keep_out(rig: Rig, *pinned: Placed) -> None:
+    """All processes of the pinned pods are on their CPUs, and everybody else's on the others; new
+    pods' too."""
+    own = {container_id(one.pod): one.place.cpus for one in pinned}
+    pool = ALL.difference(*own.values())
 
     def right() -> bool:
-        return not cpus.find_wrong(pinned, pool) and cpus.of_classes() == {pool}
+        return not cpus.find_wrong(own, pool) and cpus.of_classes() == {pool}
 
     try:
         rig.wait(right, "everybody runs where they should", 10)
     except AssertionError as error:
-        raise AssertionError("\n".join([*cpus.find_wrong(pinned, pool), str(error)])) from None
-
-
-def own(*pods: tuple[Pod, Place]) -> dict[str, Cpus]:
-    return {container_id(pod): its.cpus for pod, its in pods}
+        raise AssertionError("\n".join([*cpus.find_wrong(own, pool), str(error)])) from None

@@ -69,4 +69,8 @@ def _gpus(machine: node.Description, one: node.NodeFact) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(arguments(machines.load(sys.argv[1]))))
+    name = sys.argv[1]
+    try:
+        print("\n".join(arguments(machines.load(name))))
+    except ValueError as error:
+        sys.exit(f"{name} cannot be emulated: {error}")

@@ -21,10 +21,10 @@ from tests.e2e import cpus
 from tests.e2e.cpus import Cpus
 from tests.e2e.image import WAIT
 from tests.e2e.kubelet import Pod
-from tests.e2e.pinning import container_id, run_others
+from tests.e2e.pinning import container_id, path, run_others
 from tests.vnode.conftest import Seen
 from tests.vnode.guest import PatientRig
-from tests.vnode.placed import SHOW, assert_others_keep_out, own, policy, run, where
+from tests.vnode.placed import SHOW, assert_others_keep_out, policy, run, where
 
 Matrix = dict[tuple[int, int], int]
 
@@ -34,32 +34,35 @@ LSTOPO = "lstopo-no-graphics"
 
 @pytest.mark.skipif(not shutil.which(LSTOPO), reason=f"there is no {LSTOPO}")
 def test_show_says_what_hwloc_says(rig: PatientRig, seen: Seen) -> None:
+    """hwloc gives a node without CPUs those that are near it; the description gives it none."""
     show = [sys.executable, "-m", "agent", "show", "--json", "--nvml", rig.library]
     shown = json.loads(_call(show, rig))
     topology = ET.fromstring(_call([LSTOPO, "--of", "xml"], rig))
-    cpus_of = {
-        int(one.attrib["os_index"]): parse_bitmap(one.attrib["cpuset"])
+    theirs = {
+        int(one.attrib["os_index"]): one
         for one in topology.iter("object")
         if one.get("type") == "NUMANode"
     }
-    assert {one["id"]: cpus.parse(one["cpus"]) for one in shown["nodes"]} == cpus_of
+    memory = {id_: int(one.attrib["local_memory"]) for id_, one in theirs.items()}
+    assert {one["id"]: one["memory_bytes"] for one in shown["nodes"]} == memory
+
+    ours = {one["id"]: cpus.parse(one["cpus"]) for one in shown["nodes"]}
+    assert ours == {one.id: frozenset(one.cpus) for one in rig.machine.facts.nodes}
+    near = {id_: parse_bitmap(one.attrib["cpuset"]) for id_, one in theirs.items()}
+    assert {id_: its or near[id_] for id_, its in ours.items()} == near
+
     gpus = {one["bdf"]: one["node"] for one in shown["gpus"]}
-    assert {bdf: cpus_of[node] for bdf, node in gpus.items()} == dict(_gpus(topology, frozenset()))
+    assert {bdf: ours[node] for bdf, node in gpus.items()} == dict(_gpus(topology, frozenset()))
     assert gpus == {gpu.bdf: gpu.node for gpu in rig.machine.facts.gpus}
+
     distances = {
         (one["id"], int(other)): distance
         for one in shown["nodes"]
         for other, distance in one["distances"].items()
     }
     assert distances == _distances(topology)
-    memory = {
-        int(one.attrib["os_index"]): int(one.attrib["local_memory"])
-        for one in topology.iter("object")
-        if one.get("type") == "NUMANode"
-    }
-    assert {one["id"]: one["memory_bytes"] for one in shown["nodes"]} == memory
-    lists = (kernel_list(list(its)) or "none" for its in cpus_of.values())
-    seen(f"CPUs by node {', '.join(lists)}; GPUs on nodes {' '.join(map(str, gpus.values()))}")
+    lists = (kernel_list(list(its)) or "none" for its in ours.values())
+    seen(f"CPUs by node {' · '.join(lists)}; GPUs on nodes {' '.join(map(str, gpus.values()))}")
 
 
 def _call(command: list[str], rig: PatientRig) -> str:
@@ -100,10 +103,9 @@ def test_memory_that_a_pod_touches_lies_on_its_node(rig: PatientRig, seen: Seen)
     how = {"cpu": "2", "program": TOUCH, "annotations": policy("SingleNUMANode")}
     for gpus in (3, 4):
         pod = run(rig, "touching", gpus=gpus, **how)
-        its = where(rig, pod)
-        (node,) = {rig.machine.facts.gpus[gpu].node for gpu in its.gpus}
-        assert its.mems == {node}
-        pages = rig.wait(lambda pod=pod: _touched(pod), "it has touched its memory")
+        (node,) = {rig.machine.facts.gpus[gpu].node for gpu in pod.place.gpus}
+        assert pod.place.mems == {node}
+        pages = rig.wait(lambda pod=pod.pod: _touched(pod), "it has touched its memory")
         assert pages.keys() == {node}
         seen(f"{pages[node] * os.sysconf('SC_PAGE_SIZE') >> 20} MiB, all on node {node}")
 
@@ -113,9 +115,9 @@ def _touched(pod: Pod) -> Counter[int]:
 
     Source: the kernel's Documentation/filesystems/proc.rst, numa_maps.
     """
-    (container,) = (one for one in cpus.read_containers() if one.id == container_id(pod))
+    (folder,) = (one for one in cpus.folders() if one.name == container_id(pod))
     pages: Counter[int] = Counter()
-    for pid in container.processes:
+    for pid in (folder / "cgroup.procs").read_text().split():
         for line in Path(f"/proc/{pid}/numa_maps").read_text().splitlines():
             if "anon=" in line and "file=" not in line:
                 pages.update({int(node): int(count) for node, count in _ON_NODE.findall(line)})
@@ -124,13 +126,10 @@ def _touched(pod: Pod) -> Counter[int]:
 
 def test_all_is_as_before_when_everything_was_restarted(rig: PatientRig, seen: Seen) -> None:
     others = run_others(rig)
-    pinned = [
-        run(rig, "sample", gpus=4, cpu="4", annotations=policy("SingleNUMANode")),
-        run(rig, "without", cpu="2", annotations=policy("BestEffort")),
-    ]
-    places = [(pod, where(rig, pod)) for pod in pinned]
+    sample = run(rig, "sample", gpus=4, cpu="4", annotations=policy("SingleNUMANode"))
+    without = run(rig, "without", cpu="2", annotations=policy("BestEffort"))
     held = rig.held()
-    assert_others_keep_out(rig, own(*places))
+    assert_others_keep_out(rig, sample, without)
     restarts: dict[str, Callable[[], object]] = {
         "agent": rig.agent.kill,
         "containerd": rig.containerd.stop,
@@ -140,11 +139,13 @@ def test_all_is_as_before_when_everything_was_restarted(rig: PatientRig, seen: S
         start_s = time.monotonic()
         end()
         rig.revive()
+        rig.wait(lambda: rig.agent.is_ready() and path(rig) == "nri", "the agent is connected")
         rig.wait_until_whole()
-        rig.wait(lambda: rig.is_unchanged([*others, *pinned]), "all pods run as before", 60)
-        assert [(pod, where(rig, pod)) for pod in pinned] == places
+        everybody = [*others, sample.pod, without.pod]
+        rig.wait(lambda all_=everybody: rig.is_unchanged(all_), "all run in their containers", 60)
         rig.wait(lambda: rig.held() == held, "kubelet's list is as before")
-        assert_others_keep_out(rig, own(*places))
+        assert [where(rig, one.pod) for one in (sample, without)] == [sample.place, without.place]
+        assert_others_keep_out(rig, sample, without)
         seen(f"{name}: {time.monotonic() - start_s:.0f} s")
     late = run(rig, "late", cpu="2", annotations=policy("BestEffort"))
-    assert_others_keep_out(rig, own(*places, (late, where(rig, late))))
+    assert_others_keep_out(rig, sample, without, late)
