@@ -105,11 +105,11 @@ def read_facts(
     )
 
 
-def _own_spec(pod: RuntimePod, specs: Mapping[str, object]) -> object:
+def _own_spec(pod: RuntimePod, specs: Mapping[str, object]) -> Object | None:
     """The pod's specification, None if it is not known. One under its uid and another name is a
     stranger's: who creates a pod may give it the annotation of a static pod's likeness."""
     spec = specs.get(pod.uid)
-    return spec if spec is not None and name_of(spec) == pod.pod else None
+    return spec if isinstance(spec, dict) and name_of(spec) == pod.pod else None
 
 
 def _by_name(specs: Iterable[object]) -> dict[str, object]:
@@ -193,7 +193,7 @@ def _held_elsewhere(
 
 
 def _fact(
-    pod: RuntimePod, containers: Sequence[RuntimeContainer], given: Given, spec: object
+    pod: RuntimePod, containers: Sequence[RuntimeContainer], given: Given, spec: Object | None
 ) -> PodFact | None:
     """None for a pod of which nothing is there, and nothing is to come."""
     live = {one.name: one for one in containers if one.stage is not Stage.STOPPED}
@@ -216,11 +216,9 @@ def _fact(
     return PodFact(demand=demand, given=given, pinned=pinned)
 
 
-def _as_started(spec: object, pod: RuntimePod) -> object:
+def _as_started(spec: Object, pod: RuntimePod) -> Object:
     """The specification with the annotations that the pod was started with: what is written there
     later is not for it."""
-    if not isinstance(spec, dict):
-        return spec
     return {**spec, "metadata": {**spec["metadata"], "annotations": dict(pod.annotations)}}
 
 

@@ -26,6 +26,7 @@ from agent.core.request import (
     Invalid,
     Policy,
     Role,
+    read_demand,
 )
 from agent.core.runtime import CpuTime, RuntimeContainer, RuntimePod, Stage
 from agent.core.settlement import PodFact, Settlement, settle
@@ -681,6 +682,71 @@ def test_of_two_sandboxes_with_one_id_the_last_counts() -> None:
     assert isinstance(fact.demand, Demand)
     assert (fact.demand.uid, fact.demand.pod) == ("a", "ns/a")
     assert fact.demand.containers == (asks("one", cpus=3), asks(REST, cpus=1))
+
+
+LATER = {"main": ("dev-0", "dev-1"), "more": ("dev-2",)}
+"""What kubelet lists of pod b, which has no sandbox: not yet, or not any more."""
+
+
+def held_without_sandbox(
+    written: str = "", spec: dict[str, object] | None = None
+) -> PodFact | None:
+    """The fact of b beside that of a, which runs with the GPUs `written` on its container."""
+    box_a = box("main", 2, sandbox="s-a", gpus=written or None)
+    facts = read_facts(
+        [sandbox(2, uid="a")],
+        [box_a],
+        [Holding(pod="ns/b", devices=LATER)],
+        {"b": spec} if spec else {},
+        KEYS,
+    )
+    return next((fact for fact in facts if fact.demand.pod == "ns/b"), None)
+
+
+@pytest.mark.parametrize(
+    ("written", "given"),
+    [
+        pytest.param("", {"main": ("GPU-0", "GPU-1"), "more": ("GPU-2",)}, id="nobody has them"),
+        pytest.param("GPU-1", {"main": ("GPU-0",), "more": ("GPU-2",)}, id="another has one now"),
+        pytest.param("GPU-2", {"main": ("GPU-0", "GPU-1"), "more": ()}, id="one container's"),
+        pytest.param("GPU-0,GPU-1,GPU-2", None, id="others have all of them now"),
+    ],
+)
+def test_what_runs_knows_better_than_kubelets_list_who_has_a_gpu(
+    written: str, given: dict[str, tuple[str, ...]] | None
+) -> None:
+    fact = held_without_sandbox(written)
+    assert (fact and dict(fact.given)) == given
+
+
+def test_a_pod_without_sandbox_asks_what_its_specification_says() -> None:
+    spec = kubernetes(asks("main", cpus=2, gpus=2), asks("more", cpus=1, gpus=1), uid="b")
+    fact = held_without_sandbox(spec=spec)
+    assert fact is not None
+    assert fact.demand == read_demand(spec)
+
+
+@pytest.mark.parametrize(
+    "leaving",
+    [
+        pytest.param({"status": {"phase": "Succeeded"}}, id="it has ended"),
+        pytest.param(
+            {"metadata": {"deletionTimestamp": "2026-11-30T14:00:00Z"}}, id="it is to end"
+        ),
+    ],
+)
+def test_a_pod_without_sandbox_that_leaves_asks_for_nothing_but_what_it_has(
+    leaving: dict[str, dict[str, object]],
+) -> None:
+    spec = kubernetes(asks("main", cpus=2, gpus=2), asks("more", cpus=1, gpus=1), uid="b")
+    for part, more in leaving.items():
+        before = spec.get(part, {})
+        assert isinstance(before, dict)
+        spec[part] = before | more
+    fact = held_without_sandbox(spec=spec)
+    assert fact is not None
+    assert isinstance(fact.demand, Demand)
+    assert (fact.demand.uid, fact.demand.pinned, fact.demand.cpus) == ("b", False, 0)
 
 
 def test_each_pod_has_its_own_specification_and_devices() -> None:
