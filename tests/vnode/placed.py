@@ -60,6 +60,16 @@ def run(rig: Rig, name: str, **how: Any) -> Placed:
     return Placed(pod=pod, place=where(rig, pod))
 
 
+def run_shared(rig: Rig) -> list[Pod]:
+    """A pod of each class that asks for no CPUs of its own."""
+    how: dict[str, dict[str, Any]] = {
+        "best-effort": {},
+        "burstable": {"request": "100m"},
+        "guaranteed": {"cpu": "2"},
+    }
+    return rig.wait_until_running([rig.kubelet.add_pod(name, **how[name]) for name in how])
+
+
 def where(rig: Rig, pod: Pod) -> Place:
     """As the pod saw it, and has it still: its device nodes and environment must name the same
     GPUs, and its cgroup the same CPUs and memory."""

@@ -3,10 +3,10 @@
 What is expected was worked out by hand from the rules of placement.
 """
 
-from tests.e2e.pinning import run_others, waiting
+from tests.e2e.pinning import waiting
 from tests.vnode.conftest import Seen
 from tests.vnode.guest import PatientRig
-from tests.vnode.placed import assert_others_keep_out, place, policy, run
+from tests.vnode.placed import assert_others_keep_out, place, policy, run, run_shared
 
 SAMPLE = {"gpus": 4, "cpu": "4", "annotations": policy("SingleNUMANode")}
 """ACK's page asks for 4 GPUs and 24 CPUs on a server of 128; here are 24."""
@@ -14,7 +14,7 @@ SAMPLE = {"gpus": 4, "cpu": "4", "annotations": policy("SingleNUMANode")}
 
 def test_acks_sample_takes_the_node_that_has_enough(rig: PatientRig, seen: Seen) -> None:
     """A second one finds 4 GPUs, but on two nodes."""
-    run_others(rig)
+    run_shared(rig)
     first = run(rig, "sample", **SAMPLE)
     assert first.place == place("16-19", "2", "3-6")
     seen(str(first.place))

@@ -21,10 +21,10 @@ from tests.e2e import cpus
 from tests.e2e.cpus import Cpus
 from tests.e2e.image import WAIT
 from tests.e2e.kubelet import Pod
-from tests.e2e.pinning import container_id, path, run_others
+from tests.e2e.pinning import container_id, path
 from tests.vnode.conftest import Seen
 from tests.vnode.guest import PatientRig
-from tests.vnode.placed import SHOW, assert_others_keep_out, policy, run, where
+from tests.vnode.placed import SHOW, assert_others_keep_out, policy, run, run_shared, where
 
 Matrix = dict[tuple[int, int], int]
 
@@ -125,7 +125,7 @@ def _touched(pod: Pod) -> Counter[int]:
 
 
 def test_all_is_as_before_when_everything_was_restarted(rig: PatientRig, seen: Seen) -> None:
-    others = run_others(rig)
+    others = run_shared(rig)
     sample = run(rig, "sample", gpus=4, cpu="4", annotations=policy("SingleNUMANode"))
     without = run(rig, "without", cpu="2", annotations=policy("BestEffort"))
     held = rig.held()

@@ -3,17 +3,17 @@
 What is expected was worked out by hand from the rules of placement.
 """
 
-from tests.e2e.pinning import run_others, waiting
+from tests.e2e.pinning import waiting
 from tests.vnode.conftest import Seen
 from tests.vnode.guest import PatientRig
-from tests.vnode.placed import assert_others_keep_out, place, policy, run
+from tests.vnode.placed import assert_others_keep_out, place, policy, run, run_shared
 
 SAMPLE = {"gpus": 4, "cpu": "6", "annotations": policy("SingleNUMANode")}
 """ACK's page asks for 4 GPUs and 24 CPUs on a server of 128; here are 32."""
 
 
 def test_two_of_acks_sample_take_a_node_each(rig: PatientRig, seen: Seen) -> None:
-    run_others(rig)
+    run_shared(rig)
     first = run(rig, "sample", **SAMPLE)
     assert first.place == place("0-5", "0", "0-3")
     second = run(rig, "sample", **SAMPLE)
