@@ -666,7 +666,7 @@ broken_texts: st.SearchStrategy[Callable[[str], str]] = st.one_of(
     st.tuples(st.integers(0, 2000), st.integers(0, 2000)).map(
         lambda cut: lambda text: text[: cut[0]] + text[cut[1] :]
     ),
-    st.tuples(st.integers(0, 2000), st.characters()).map(
+    st.tuples(st.integers(0, 2000), st.characters(codec="utf-8")).map(
         lambda put: lambda text: text[: put[0]] + put[1] + text[put[0] + 1 :]
     ),
     st.text(max_size=20).map(lambda other: lambda _: other),
