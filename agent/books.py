@@ -233,7 +233,7 @@ class Books:
             ledger, found = self._ledger, []
             for container in self._containers.values():
                 pod = self._pods.get(container.pod_id)
-                grant = _grant(ledger, pod, container) if ledger and pod else None
+                grant = ledger.pin_of(pod.uid, container.name) if ledger and pod else None
                 if pod and grant and container.stage is not Stage.STOPPED:
                     cpuset = self._to_cpuset(grant)
                     found.append(Pinned(pod=pod, container=container, cpuset=cpuset))
@@ -345,7 +345,7 @@ class Books:
         """What the ledger says that the container runs on; None if that is nothing of its own."""
         assert self._ledger is not None
         pod = self._pods.get(container.pod_id)
-        grant = _grant(self._ledger, pod, container) if pod else None
+        grant = self._ledger.pin_of(pod.uid, container.name) if pod else None
         if grant is not None:
             return self._to_cpuset(grant)
         near = self._near(self._ledger, container)
@@ -374,12 +374,6 @@ def _say(settlement: Settlement, names: Mapping[str, str], known: Collection[str
 
 def _notes_of(fact: PodFact) -> tuple[str, ...]:
     return fact.demand.notes if isinstance(fact.demand, Demand) else ()
-
-
-def _grant(ledger: Ledger, pod: RuntimePod, container: RuntimeContainer) -> Grant | None:
-    """What the container holds, if it holds CPUs."""
-    grants = (grant for grant in ledger.of_pod(pod.uid) if grant.container == container.name)
-    return next((grant for grant in grants if grant.cpus), None)
 
 
 def _may_update(container: RuntimeContainer) -> bool:

@@ -10,7 +10,7 @@ from agent.core.koordinator import DEVICE_GROUP, DEVICE_PLURAL, DEVICE_VERSION
 from agent.core.merging import MANAGED_BY, MANAGER
 from agent.core.report import GROUP, PLURAL, VERSION
 from agent.core.request import GPU_RESOURCE
-from agent.core.strict_json import printable
+from agent.core.strict_json import as_object, printable
 
 _RUNTIME: Final = re.compile(r"([a-z-]{1,40})://v?([0-9]{1,4})\.([0-9]{1,4})[^ ]*", re.ASCII)
 _NRI_SINCE: Final = {"containerd": ((1, 7), (2, 0)), "cri-o": ((1, 26), (1, 30))}
@@ -61,8 +61,8 @@ def judge_taint(node: Mapping[str, Any], key: str) -> Finding:
     name = "startup taint"
     if not key:
         return skipped(name, "startup_taint is empty: no taint is touched")
-    taints = _object(node.get("spec")).get("taints") or ()
-    if not any(_object(taint).get("key") == key for taint in taints):
+    taints = as_object(node.get("spec")).get("taints") or ()
+    if not any(as_object(taint).get("key") == key for taint in taints):
         return ok(name, f"{key} is not on the node")
     return warning(
         name,
@@ -159,18 +159,14 @@ def _gives_way(owners: Sequence[str]) -> bool:
 def _owners(current: Mapping[str, Any]) -> list[str]:
     """Who else has the zones, by field managers and by label; after our own update of them, who has
     anything there. Sorted."""
-    metadata = _object(current.get("metadata"))
+    metadata = as_object(current.get("metadata"))
     fields = metadata.get("managedFields")
     entries = [entry for entry in fields if isinstance(entry, dict)] if fields else []
-    of_zones = [one for one in entries if "f:zones" in _object(one.get("fieldsV1"))]
-    label = _object(metadata.get("labels")).get(MANAGED_BY)
+    of_zones = [one for one in entries if "f:zones" in as_object(one.get("fieldsV1"))]
+    label = as_object(metadata.get("labels")).get(MANAGED_BY)
     names = _others([one.get("manager") for one in of_zones] + [label])
     return names or _others(one.get("manager") for one in entries)
 
 
 def _others(names: Iterable[Any]) -> list[str]:
     return sorted({printable(one, 60) for one in names if isinstance(one, str)} - {"", MANAGER})
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

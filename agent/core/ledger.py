@@ -117,6 +117,11 @@ class Ledger:
     def of_pod(self, uid: str) -> tuple[Grant, ...]:
         return self.pods[uid].grants if uid in self.pods else ()
 
+    def pin_of(self, uid: str, container: str) -> Grant | None:
+        """What this container of a pod holds, if it holds CPUs."""
+        grants = (grant for grant in self.of_pod(uid) if grant.container == container)
+        return next((grant for grant in grants if grant.cpus), None)
+
     def with_grants(self, grants: Iterable[Grant]) -> "Ledger":
         more = tuple(grants)
         return replace(self, grants=(*self.grants, *more)) if more else self

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from agent.core.request import GPU_RESOURCE, parse_quantity
-from agent.core.strict_json import Object
+from agent.core.strict_json import Object, as_list, as_object
 
 MANAGER = "numalet"
 """The field manager of our writes, and the value of MANAGED_BY on our objects."""
@@ -31,15 +31,15 @@ def is_foreign(current: Mapping[str, Any]) -> bool:
     taken. After `merge` the object is still foreign: a plain update, whoever makes it, is not our
     apply.
     """
-    metadata = _object(current.get("metadata"))
-    if _object(metadata.get("labels")).get(MANAGED_BY, MANAGER) != MANAGER:
+    metadata = as_object(current.get("metadata"))
+    if as_object(metadata.get("labels")).get(MANAGED_BY, MANAGER) != MANAGER:
         return True
     if not current.get("zones"):
         return False
     owners = [
         (entry.get("manager"), entry.get("operation"))
-        for entry in map(_object, _list(metadata.get("managedFields")))
-        if "f:zones" in _object(entry.get("fieldsV1"))
+        for entry in map(as_object, as_list(metadata.get("managedFields")))
+        if "f:zones" in as_object(entry.get("fieldsV1"))
     ]
     return bool(owners) and (MANAGER, "Apply") not in owners
 
@@ -53,19 +53,19 @@ def merge(current: Mapping[str, Any], ours: Mapping[str, Any]) -> Object:
     sense (no object, no list of resources, a name that occurs twice) are passed over. Quantities
     of the same value stay as they are spelled.
     """
-    metadata = _object(current.get("metadata"))
+    metadata = as_object(current.get("metadata"))
     own = {
         key: text
-        for key, text in _object(_object(ours.get("metadata")).get("annotations")).items()
+        for key, text in as_object(as_object(ours.get("metadata")).get("annotations")).items()
         if key.startswith(OWN_PREFIX)
     }
-    annotations = _object(metadata.get("annotations")) | own
+    annotations = as_object(metadata.get("annotations")) | own
     attributes = [one for one in ours["attributes"] if _is_own(one["name"])]
     return {
         **current,
         "metadata": {**metadata, "annotations": annotations},
         "attributes": _put(current.get("attributes"), attributes, _is_own),
-        "zones": _merge_zones(_list(current.get("zones")), ours["zones"]),
+        "zones": _merge_zones(as_list(current.get("zones")), ours["zones"]),
     }
 
 
@@ -109,7 +109,7 @@ def _put(theirs: object, ours: Iterable[Object], owned: Callable[[str], bool]) -
     by_name = {one["name"]: one for one in ours}
     merged: list[Any] = []
     found: set[str] = set()
-    for item in _list(theirs):
+    for item in as_list(theirs):
         name = _name(item)
         if name is None or not owned(name):
             merged.append(item)
@@ -141,7 +141,7 @@ def _is_reported(name: str) -> bool:
 
 
 def _is_added(zone: Object) -> bool:
-    return any(_name(one) == ADDED_ATTRIBUTE for one in _list(zone.get("attributes")))
+    return any(_name(one) == ADDED_ATTRIBUTE for one in as_list(zone.get("attributes")))
 
 
 # --- what a write would change --------------------------------------------------------------------
@@ -155,7 +155,7 @@ def shows(current: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> bool:
     """
     if current is None:
         return False
-    metadata = _object(current.get("metadata"))
+    metadata = as_object(current.get("metadata"))
     return all(
         all(_covers(metadata.get(name), said) for name, said in value.items())
         if key == "metadata"
@@ -167,10 +167,10 @@ def shows(current: Mapping[str, Any] | None, ours: Mapping[str, Any]) -> bool:
 def _covers(theirs: object, ours: object) -> bool:
     """Whether all that `ours` says is in `theirs`, which may say more."""
     if isinstance(ours, dict):
-        there = _object(theirs)
+        there = as_object(theirs)
         return all(key in there and _covers(there[key], value) for key, value in ours.items())
     if isinstance(ours, list):
-        return all(any(_covers(one, wanted) for one in _list(theirs)) for wanted in ours)
+        return all(any(_covers(one, wanted) for one in as_list(theirs)) for wanted in ours)
     return _same("", theirs, ours)
 
 
@@ -197,14 +197,6 @@ def _value(quantity: object) -> object:
 # --- what a stranger wrote ------------------------------------------------------------------------
 
 
-def _object(value: object) -> Object:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _name(value: object) -> str | None:
-    name = _object(value).get("name")
+    name = as_object(value).get("name")
     return name if isinstance(name, str) else None

@@ -99,8 +99,8 @@ def see_pins(
     now: dict[str, Bitmap] = {}
     for container in containers:
         pod = pods.get(container.pod_id)
-        grant = _grant_of(ledger, pod, container) if pod else None
-        if pod is None or grant is None:
+        grant = ledger.pin_of(pod.uid, container.name) if pod else None
+        if pod is None or grant is None or container.stage is Stage.STOPPED:
             continue
         before = told.get(container.id)
         now[container.id] = grant.cpus
@@ -117,13 +117,6 @@ def see_pins(
             )
         )
     return events, now
-
-
-def _grant_of(ledger: Ledger, pod: RuntimePod, container: RuntimeContainer) -> Grant | None:
-    if container.stage is Stage.STOPPED:
-        return None
-    grants = (grant for grant in ledger.of_pod(pod.uid) if grant.container == container.name)
-    return next((grant for grant in grants if grant.cpus), None)
 
 
 def _describe_grant(ledger: Ledger, grant: Grant) -> str:

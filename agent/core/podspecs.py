@@ -10,6 +10,7 @@ from agent.core.offer import Holding
 from agent.core.pool import Groups
 from agent.core.request import PIN_KEY, SPEC_KEYS, Demand, Role, read_demand
 from agent.core.runtime import RuntimeContainer, RuntimePod, Stage
+from agent.core.strict_json import as_list, as_object
 from agent.core.topology import EMPTY
 
 Pods = tuple[RuntimePod, ...]
@@ -29,66 +30,67 @@ _KEYS = (*SPEC_KEYS, PIN_KEY, CPUSET_KEY, STATUS_KEY, GROUP_KEY, DEVICES_KEY, _M
 
 def uid_of(pod: object) -> str:
     """The uid that the pod has on its node, empty for what is no pod."""
-    metadata = _dict(_dict(pod).get("metadata"))
-    uid = _dict(metadata.get("annotations")).get(_MIRROR_KEY) or metadata.get("uid")
+    metadata = as_object(as_object(pod).get("metadata"))
+    uid = as_object(metadata.get("annotations")).get(_MIRROR_KEY) or metadata.get("uid")
     return uid if isinstance(uid, str) else ""
 
 
 def name_of(pod: object) -> str:
     """Namespace and name, as `namespace/name`."""
-    metadata = _dict(_dict(pod).get("metadata"))
+    metadata = as_object(as_object(pod).get("metadata"))
     return f"{metadata.get('namespace', 'default')}/{metadata.get('name', '?')}"
 
 
 def is_leaving(pod: object) -> bool:
     """Whether it has ended, or is to end."""
-    metadata, status = _dict(_dict(pod).get("metadata")), _dict(_dict(pod).get("status"))
+    metadata = as_object(as_object(pod).get("metadata"))
+    status = as_object(as_object(pod).get("status"))
     return "deletionTimestamp" in metadata or status.get("phase") in _ENDED
 
 
 def trim_pod(pod: Mapping[str, Any]) -> dict[str, Any] | None:
     """The pod without what nobody here reads, under the uid that it has on its node: a tenth of it.
     None for what is no pod."""
-    metadata, spec, status = (_dict(pod.get(key)) for key in ("metadata", "spec", "status"))
-    uid, annotations = uid_of(pod), _dict(metadata.get("annotations"))
+    metadata, spec, status = (as_object(pod.get(key)) for key in ("metadata", "spec", "status"))
+    uid, annotations = uid_of(pod), as_object(metadata.get("annotations"))
     if not uid:
         return None
     kept = ("namespace", "name", "creationTimestamp", "deletionTimestamp")
     return {
         "metadata": {
-            **{key: metadata[key] for key in kept if key in metadata},
+            **_pick(metadata, kept),
             "uid": uid,
-            "annotations": {key: annotations[key] for key in _KEYS if key in annotations},
+            "annotations": _pick(annotations, _KEYS),
         },
         "spec": {
-            key: [_trim_container(one) for one in _list(spec[key])]
-            for key in ("initContainers", "containers")
-            if key in spec
+            key: [_trim_container(one) for one in as_list(part)]
+            for key, part in _pick(spec, ("initContainers", "containers")).items()
         },
         "status": {
-            **({"phase": status["phase"]} if "phase" in status else {}),
+            **_pick(status, ("phase",)),
             **{
-                key: [_trim_status(one) for one in _list(status[key])]
-                for key in _STATUSES
-                if key in status
+                key: [_trim_status(one) for one in as_list(part)]
+                for key, part in _pick(status, _STATUSES).items()
             },
         },
     }
 
 
 def _trim_container(container: object) -> dict[str, Any]:
-    resources = _dict(_dict(container).get("resources"))
-    kept = {key: resources[key] for key in ("requests", "limits") if key in resources}
-    rest = {
-        key: _dict(container)[key] for key in ("name", "restartPolicy") if key in _dict(container)
-    }
-    return {**rest, "resources": kept}
+    facts = as_object(container)
+    kept = _pick(facts, ("name", "restartPolicy"))
+    resources = as_object(facts.get("resources"))
+    return {**kept, "resources": _pick(resources, ("requests", "limits"))}
 
 
 def _trim_status(status: object) -> dict[str, Any]:
-    facts = _dict(status)
-    kept = {key: facts[key] for key in ("name", "containerID") if key in facts}
-    return {**kept, "state": dict.fromkeys(_dict(facts.get("state")))}
+    facts = as_object(status)
+    state = dict.fromkeys(as_object(facts.get("state")))
+    return {**_pick(facts, ("name", "containerID")), "state": state}
+
+
+def _pick(source: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    return {key: source[key] for key in keys if key in source}
 
 
 def waiting_for_gpus(pods: Iterable[object], holdings: Iterable[Holding]) -> tuple[Demand, ...]:
@@ -97,10 +99,12 @@ def waiting_for_gpus(pods: Iterable[object], holdings: Iterable[Holding]) -> tup
     held = {holding.pod: holding.devices for holding in holdings}
     waiting = []
     for pod in pods:
-        if _dict(_dict(pod).get("status")).get("phase") == "Pending" and not is_leaving(pod):
+        if as_object(as_object(pod).get("status")).get("phase") == "Pending" and not is_leaving(
+            pod
+        ):
             demand = read_demand(pod)
             if isinstance(demand, Demand) and _lacks_gpus(demand, held.get(demand.pod, {})):
-                created = _dict(_dict(pod).get("metadata")).get("creationTimestamp")
+                created = as_object(as_object(pod).get("metadata")).get("creationTimestamp")
                 waiting.append((str(created or ""), demand))
     return tuple(demand for _, demand in sorted(waiting, key=lambda one: (one[0], one[1].pod)))
 
@@ -133,21 +137,21 @@ def see_specs(
     there = {pod.uid for pod in groups.pods}
     for pod in pods:
         uid = uid_of(pod)
-        if uid in there and _dict(_dict(pod).get("status")).get("phase") not in _ENDED:
-            seen.append(_pod(uid, _dict(pod)))
-            containers += _containers(uid, _dict(pod), sets)
+        if uid in there and as_object(as_object(pod).get("status")).get("phase") not in _ENDED:
+            seen.append(_pod(uid, as_object(pod)))
+            containers += _containers(uid, as_object(pod), sets)
     return tuple(seen), tuple(containers)
 
 
 def _pod(uid: str, pod: Mapping[str, Any]) -> RuntimePod:
-    metadata = _dict(pod.get("metadata"))
+    metadata = as_object(pod.get("metadata"))
     return RuntimePod(
         id=uid,
         uid=uid,
         pod=name_of(pod),
         annotations={
             key: value
-            for key, value in _dict(metadata.get("annotations")).items()
+            for key, value in as_object(metadata.get("annotations")).items()
             if isinstance(value, str)
         },
     )
@@ -156,28 +160,20 @@ def _pod(uid: str, pod: Mapping[str, Any]) -> RuntimePod:
 def _containers(
     uid: str, pod: Mapping[str, Any], sets: Mapping[str, Bitmap]
 ) -> Iterator[RuntimeContainer]:
-    status = _dict(pod.get("status"))
+    status = as_object(pod.get("status"))
     for key in _STATUSES:
-        for one in _list(status.get(key)):
-            facts = _dict(one)
+        for one in as_list(status.get(key)):
+            facts = as_object(one)
             _, _, id_ = str(facts.get("containerID") or "").rpartition("://")
             if id_:
                 yield RuntimeContainer(
                     id=id_,
                     pod_id=uid,
                     name=str(facts.get("name", "")),
-                    stage=_stage(_dict(facts.get("state"))),
+                    stage=_stage(as_object(facts.get("state"))),
                     cpus=sets.get(id_, EMPTY),
                 )
 
 
 def _stage(state: Mapping[str, Any]) -> Stage:
     return Stage.STOPPED if "terminated" in state else Stage.RUNNING
-
-
-def _dict(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

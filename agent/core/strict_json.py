@@ -85,6 +85,16 @@ def shown(value: object) -> str:
     return _KINDS.get(type(value), "no JSON")
 
 
+def as_object(value: object) -> Object:
+    """The value where it is an object, else an empty one: for what strangers may have left out."""
+    return value if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    """The value where it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
 def printable(text: str, max_length: int) -> str:
     """The text on one line, cut to so many characters, a question mark for each unprintable."""
     line = "".join(char if char.isprintable() else "?" for char in text[:max_length])
